@@ -1,0 +1,2 @@
+//! The `beeline` command.
+fn main() {}

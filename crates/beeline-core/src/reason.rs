@@ -1,0 +1,125 @@
+//! Why a route was taken or refused: one vocabulary for `explain`, `doctor`, errors and `Resolved`.
+//!
+//! A [`Code`] is stable and machine-readable; it is the same wherever the same fact decides. A
+//! [`Reason`] is a code together with the values that made it true on this machine.
+
+use alloc::string::String;
+use core::fmt;
+
+macro_rules! codes {
+    ($($(#[$doc:meta])* $name:ident = $code:literal, $title:literal, $remedy:literal;)*) => {
+        /// A stable name for one cause. The text form never changes its meaning between releases.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[non_exhaustive]
+        pub enum Code {
+            $($(#[$doc])* #[doc = $title] $name,)*
+        }
+
+        impl Code {
+            /// Every code, in the order of this table.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// The stable text form, for JSON and for searching.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$name => $code,)* }
+            }
+
+            /// What the code says, as one clause without values.
+            pub const fn title(self) -> &'static str {
+                match self { $(Self::$name => $title,)* }
+            }
+
+            /// What a person can do about it; empty where there is nothing to do.
+            pub const fn remedy(self) -> &'static str {
+                match self { $(Self::$name => $remedy,)* }
+            }
+        }
+    };
+}
+
+codes! {
+    // Why a route was chosen.
+    Resident = "resident", "the bytes are in the page cache", "";
+    NotResident = "not-resident", "the bytes are not in the page cache", "";
+    ResidencyUnknown = "residency-unknown", "the kernel does not tell what is in the page cache", "";
+    MemoryBacked = "memory-backed", "the file system lives in memory", "";
+    OnlyRoute = "only-route", "no other route is open", "";
+    Preferred = "preferred", "the straightest of the open routes", "";
+    Edge = "edge", "the piece is smaller than a direct I/O block", "";
+
+    // Why a storage route was refused.
+    NotRequested = "not-requested", "another route was asked for by name", "drop --route to let the planner choose";
+    SoftwareMode = "software-mode", "software mode allows only plain system calls", "use --mode auto";
+    RequireMode = "require-mode", "require mode forbids copies through host memory", "use --mode auto, or name a route with --route";
+    NotRegularFile = "not-regular-file", "the source is not a regular file or block device", "name a regular file";
+    FileEmpty = "file-empty", "the file holds no byte to map", "";
+    DirectUnsupported = "direct-unsupported", "the file system has no direct I/O for this file", "put the file on a file system with direct I/O (ext4, xfs)";
+    DirectNotHonoured = "direct-not-honoured", "the file system accepts O_DIRECT but serves it from the page cache", "";
+    IoUringDenied = "io-uring-denied", "the kernel or a seccomp filter refuses io_uring", "allow the io_uring system calls, or accept the thread pool";
+    IoUringAbsent = "io-uring-absent", "the kernel has no io_uring", "run Linux 5.6 or newer";
+    IoUringPresent = "io-uring-present", "io_uring is available and does the same with fewer threads", "";
+    LessThroughput = "less-throughput", "the route costs the least CPU but moves fewer bytes per second", "ask for it with --route mapped-page-cache where CPU time matters more";
+    DeviceCannotMap = "device-cannot-map", "the device cannot read mapped file pages", "";
+    KernelNoP2pDma = "kernel-no-p2pdma", "the kernel offers no peer-to-peer DMA for this device pair", "run a kernel with CONFIG_PCI_P2PDMA and a driver that publishes device memory to it";
+    NoVfioNvme = "no-vfio-nvme", "no NVMe controller is bound to vfio-pci", "bind a spare controller to vfio-pci; never one that holds a mounted file system";
+    FileNotOnNvme = "file-not-on-nvme", "the file is not on a local NVMe namespace", "";
+    DeviceSimulated = "device-simulated", "the device is simulated and has no bus address", "";
+    DeviceNoBarWindow = "device-no-bar-window", "the device offers no BAR window that a peer can address", "";
+    NotBuilt = "not-built", "this build does not contain the route", "";
+}
+
+/// One cause, with the values that made it true here.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Reason {
+    /// The stable name.
+    pub code: Code,
+    /// The values behind it: a path, a size, an errno. Empty where the code says everything.
+    pub detail: String,
+}
+
+impl Reason {
+    /// A reason that needs no values.
+    pub const fn new(code: Code) -> Self {
+        Self { code, detail: String::new() }
+    }
+
+    /// A reason with the values that made it true.
+    pub fn with(code: Code, detail: impl Into<String>) -> Self {
+        Self { code, detail: detail.into() }
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.code.title())?;
+        if !self.detail.is_empty() {
+            write!(f, " ({})", self.detail)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::collections::BTreeSet;
+
+    #[test]
+    fn codes_are_unique_and_kebab_case() {
+        let mut seen = BTreeSet::new();
+        for code in Code::ALL {
+            let text = code.as_str();
+            assert!(seen.insert(text), "{text} stands twice");
+            assert!(
+                text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+            );
+            assert!(!code.title().is_empty());
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Every foreign call and raw pointer of Beeline, behind owning handles.

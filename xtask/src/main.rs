@@ -1,0 +1,2 @@
+//! Developer tasks of Beeline.
+fn main() {}
