@@ -10,5 +10,6 @@
 extern crate alloc;
 
 pub mod addr;
+pub mod facts;
 pub mod reason;
 pub mod time;
