@@ -10,6 +10,8 @@
 extern crate alloc;
 
 pub mod addr;
+pub mod checks;
 pub mod facts;
 pub mod reason;
 pub mod time;
+pub mod topology;

@@ -66,6 +66,32 @@ codes! {
     DeviceSimulated = "device-simulated", "the device is simulated and has no bus address", "";
     DeviceNoBarWindow = "device-no-bar-window", "the device offers no BAR window that a peer can address", "";
     NotBuilt = "not-built", "this build does not contain the route", "";
+
+    // Why a direct path does not work on this machine (also the codes of checks).
+    P2pAcsRedirect = "p2p-acs-redirect", "ports between two GPUs send peer traffic up to the root complex", "clear the bits on exactly those ports (setpci), keep it with pci=disable_acs_redir; never on a host that assigns devices to guests";
+    P2pIommuFault = "p2p-iommu-fault", "an IOMMU refused accesses of a GPU: data is lost", "stop using the results; boot with iommu=pt, then off";
+    P2pIommuTranslated = "p2p-iommu-translated", "the IOMMU translates peer writes", "boot with iommu=pt, or switch the IOMMU off";
+    P2pNotCapable = "p2p-not-capable", "the driver offers no peer access", "another driver branch, an NVLink bridge, or staging";
+    GdrDistance = "gdr-distance", "the nearest NIC of a GPU lies beyond the host bridge", "use a NIC below the same switch";
+    RdmaDeviceAbsent = "rdma-device-absent", "there is no RDMA device", "";
+    NvidiaFsAbsent = "nvidia-fs-absent", "nvidia-fs is not loaded", "install and load it";
+    DmabufExport = "dmabuf-export", "GPU memory cannot be exported as dma-buf", "open kernel modules and Linux 5.12";
+    PeermemNoApi = "peermem-no-api", "the peer memory module cannot find its interface", "MOFED or DOCA-OFED, rebuild; dma-buf only on 5.12 with open modules";
+    PeermemAbiMismatch = "peermem-abi-mismatch", "the peer memory module was built against another ib_core", "rebuild against the running ib_core";
+    GdrDisabled = "gdr-disabled", "the library says that GPUDirect RDMA is off", "load nvidia-peermem or enable dma-buf";
+    DmabufUnsupported = "dmabuf-unsupported", "the RDMA provider or driver has no dma-buf registration", "upgrade the provider, else dma-buf off and peermem";
+    DmabufKernelTooOld = "dmabuf-kernel-too-old", "the kernel's RDMA core has no dma-buf registration", "Linux 5.12 or a matching OFED";
+    GdrSkuUnsupported = "gdr-sku-unsupported", "GPU memory cannot be registered", "a data-centre or professional GPU";
+    Bar1Small = "bar1-small", "BAR1 bounds the registration of GPU memory", "smaller windows, or a large BAR1";
+    MemlockLow = "memlock-low", "the limit on locked memory is too low", "memlock unlimited";
+    StreamMemopsOff = "stream-memops-off", "stream memory operations are refused", "NVreg_EnableStreamMemOPs=1";
+    InfinibandNodesMissing = "infiniband-nodes-missing", "no verbs device where the program runs", "pass the devices into the container";
+    IbgdaUnavailable = "ibgda-unavailable", "GPU-initiated RDMA has no way to the doorbell", "driver parameters and a reboot, or gdrdrv";
+    GdsNvmeNotPatched = "gds-nvme-not-patched", "NVMe has no direct path through nvidia-fs", "look which nvme is loaded, then MOFED with the storage option";
+    GdsRootCrossing = "gds-root-crossing", "drive and GPU hang off different root ports", "a drive below the GPU's switch; iommu=pt";
+    GdsRaidP2pdma = "gds-raid-p2pdma", "an array where only peer-to-peer DMA is native", "nvidia-fs";
+    Bar1Exhausted = "bar1-exhausted", "registered buffers exceed BAR1", "smaller or fewer buffers";
+    GdsFsUnsupported = "gds-fs-unsupported", "a file system has no direct path", "an ext4 or xfs volume";
 }
 
 /// One cause, with the values that made it true here.

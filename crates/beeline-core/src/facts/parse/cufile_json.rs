@@ -87,10 +87,9 @@ fn key_lines(bare: &str) -> alloc::collections::BTreeMap<String, u32> {
     let mut lines = alloc::collections::BTreeMap::new();
     for (line, number) in bare.lines().zip(1u32..) {
         if let Some((key, _)) = line.trim_start().strip_prefix('"').and_then(|r| r.split_once('"'))
+            && lines.len() < SETTINGS_MAX
         {
-            if lines.len() < SETTINGS_MAX {
-                lines.entry(key.to_string()).or_insert(number);
-            }
+            lines.entry(key.to_string()).or_insert(number);
         }
     }
     lines

@@ -43,13 +43,16 @@ pub(super) fn parse(machine: &mut Machine, input: &Input<'_>) -> Result<Outcome,
         }
         for child in node.children().filter(Node::is_element) {
             let at = input.at(tree.line(&child));
-            let mut below = Place { numa, parent: place.parent.clone() };
+            let mut below = Place { numa, parent: place.parent.clone(), speed: place.speed };
             match child.attribute("type") {
                 Some("Package") => {
                     let sockets = machine.platform.sockets.known().copied().unwrap_or(0);
                     machine.platform.sockets = Some(Fact { value: sockets + 1, origin: at });
                 }
-                Some("Bridge") => below.parent = bridge(machine, &child, &below, at),
+                Some("Bridge") => {
+                    below.parent = bridge(machine, &child, &below, at);
+                    below.speed = sampled_speed(&child);
+                }
                 Some("PCIDev") => {
                     if let Some(bdf) = device(machine, input, &tree, &child, &below)? {
                         file.devices.push(bdf);
@@ -67,10 +70,15 @@ pub(super) fn parse(machine: &mut Machine, input: &Input<'_>) -> Result<Outcome,
     Ok(Outcome::default())
 }
 
+/// PCI functions of one file.
+const FUNCTIONS_MAX: usize = 16_384;
+
 #[derive(Clone, Default)]
 struct Place {
     numa: Option<i32>,
     parent: Option<Parent>,
+    /// Link speed of the bridge above in hundredths of GB/s; 0 where it is not known.
+    speed: u32,
 }
 
 /// A host bridge is named by its bus range; a PCI bridge is a device of its own.
@@ -105,6 +113,10 @@ fn device(
         let message = alloc::format!("pci_busid=\"{text}\" is not a PCI address");
         return Err(ReadError::new(input, line, message));
     };
+    if machine.pci.len() >= FUNCTIONS_MAX {
+        let message = alloc::format!("more than {FUNCTIONS_MAX} functions");
+        return Err(ReadError::new(input, line, message));
+    }
     let at = input.at(line);
     let device = machine.pci_at(bdf);
     if let Some(parent) = &place.parent {
@@ -119,7 +131,10 @@ fn device(
     let vendor = device.vendor.known().copied().unwrap_or(0);
     let id = device.device.known().copied().unwrap_or(0);
     if matches!(class, 0x0300 | 0x0302) && vendor == 0x10de {
-        machine.gpu_at(bdf, at);
+        let own = sampled_speed(node);
+        let low = i64::from(own > 0 && own < place.speed);
+        let attributes = &mut machine.gpu_at(bdf, at).attributes;
+        attributes.entry("hwloc_link_low".to_string()).or_insert(Fact { value: low, origin: at });
     }
     // The fabric adapter reports a network class, as the plain adapter of the same vendor does.
     if matches!(class, 0x0200 | 0x0207) {
@@ -133,6 +148,15 @@ fn device(
         }
     }
     Ok(Some(bdf))
+}
+
+/// `pci_link_speed="15.753846"` in hundredths of GB/s.
+fn sampled_speed(node: &Node<'_, '_>) -> u32 {
+    let text = node.attribute("pci_link_speed").unwrap_or("");
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let hundredths = fraction.get(..2).and_then(|digits| digits.parse::<u32>().ok()).unwrap_or(0);
+    let whole = whole.parse::<u32>().unwrap_or(0);
+    whole.saturating_mul(100).saturating_add(hundredths)
 }
 
 /// What a PCI identifier says about RDMA; `None` where it does not decide.

@@ -10,7 +10,7 @@ use super::text::{after, bytes, number_after, signed_after, word_after};
 use super::{Input, Outcome, ReadError};
 
 /// Functions of one machine.
-const FUNCTIONS_MAX: u32 = 65_536;
+const FUNCTIONS_MAX: u32 = 16_384;
 
 pub(super) fn recognise(head: &str) -> bool {
     let lines = head.lines().filter(|line| !line.trim().is_empty());

@@ -15,7 +15,7 @@ use super::{Input, Outcome, ReadError};
 /// Deepest chain of bridges in a picture.
 const DEPTH_MAX: usize = 64;
 /// Functions in a picture.
-const FUNCTIONS_MAX: usize = 65_536;
+const FUNCTIONS_MAX: usize = 16_384;
 
 pub(super) fn recognise(head: &str) -> bool {
     let mut lines = head.lines().filter(|line| !line.trim().is_empty());

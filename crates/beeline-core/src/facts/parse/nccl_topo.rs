@@ -57,6 +57,9 @@ pub(super) fn parse(machine: &mut Machine, input: &Input<'_>) -> Result<Outcome,
     Ok(Outcome::default())
 }
 
+/// PCI functions of one file.
+const FUNCTIONS_MAX: usize = 16_384;
+
 struct Reader<'m, 'i, 't, 'a> {
     machine: &'m mut Machine,
     input: &'i Input<'a>,
@@ -151,6 +154,9 @@ impl Reader<'_, '_, '_, '_> {
         let bdf = Bdf::parse(text).ok_or_else(|| {
             self.broken(node, alloc::format!("busid=\"{text}\" is not a PCI address"))
         })?;
+        if self.machine.pci.len() >= FUNCTIONS_MAX {
+            return Err(self.broken(node, alloc::format!("more than {FUNCTIONS_MAX} functions")));
+        }
         let class = self.hex(node, "class")?;
         let ids = (self.hex(node, "vendor")?, self.hex(node, "device")?);
         let subsystem = (self.hex(node, "subsystem_vendor")?, self.hex(node, "subsystem_device")?);
@@ -175,10 +181,12 @@ impl Reader<'_, '_, '_, '_> {
         {
             device.subsystem.learn((vendor, id), at);
         }
-        if let (Some(speed_100mt), Some(width)) = (speed, width) {
-            if speed_100mt > 0 && width > 0 && width <= 64 {
-                device.link.learn(Link { speed_100mt, width }, at);
-            }
+        if let (Some(speed_100mt), Some(width)) = (speed, width)
+            && speed_100mt > 0
+            && width > 0
+            && width <= 64
+        {
+            device.link.learn(Link { speed_100mt, width }, at);
         }
         match class.unwrap_or(0) >> 8 {
             0x0604 => {}

@@ -1,0 +1,593 @@
+//! Checks of registering GPU memory for RDMA, and of whether it is used.
+
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+
+use super::context::{Context, is_consumer};
+use super::{Finding, Severity, Status, Verdict};
+use crate::facts::{Distance, Event, Kind, Known};
+use crate::topology::Point;
+
+const REGISTER: &str = "ib_register_peer_memory_client";
+
+fn is_peermem(module: &str) -> bool {
+    module.contains("peermem") || module.contains("nv_peer_mem")
+}
+
+/// The peer memory module cannot find the interface it registers with.
+pub(super) fn peermem_no_api(context: &Context<'_>) -> Verdict {
+    let absent = context.events(|event| match event {
+        Event::UnknownSymbol { module, symbol, err: 0 | -2 }
+            if is_peermem(module) && symbol.contains("peer_memory_client") =>
+        {
+            Some((module, symbol))
+        }
+        _ => None,
+    });
+    let Some(((module, _), _)) = absent.first() else {
+        return kernel_log_pass(context, "peermem links");
+    };
+    let kernel = context.kernel();
+    let mut remedies = alloc::vec![alloc::format!(
+        "install MOFED or DOCA-OFED, then rebuild {module} against it, and load it after ib_core"
+    )];
+    let mut missing = Vec::new();
+    match (kernel, context.machine.platform.driver_open.known()) {
+        (Some(version), _) if version < (5, 12) => {}
+        (Some(_), Some(true)) => {
+            remedies.push(
+                "or use dma-buf instead: kernel and open driver modules allow it".to_string(),
+            );
+        }
+        (Some(_), Some(false)) => {}
+        _ => missing
+            .push("uname -r and /proc/driver/nvidia/version, for dma-buf instead (5.12, open)"),
+    }
+    let message = alloc::format!(
+        "{module} needs {REGISTER}, and the loaded ib_core does not export it (the inbox one does not)"
+    );
+    Finding::error(message)
+        .on([module.to_string()])
+        .seen(absent.iter().map(|(_, seen)| context.cite_seen(seen)))
+        .fix(remedies)
+        .ask(missing)
+        .into()
+}
+
+fn kernel_log_pass(context: &Context<'_>, what: &str) -> Verdict {
+    match context.machine.has(&[Kind::KernelLog]) {
+        true => Verdict::Pass(alloc::format!("no line of the kernel log says otherwise: {what}")),
+        false => Verdict::skip(&["dmesg"]),
+    }
+}
+
+/// The peer memory module was built against another ib_core.
+pub(super) fn peermem_abi(context: &Context<'_>) -> Verdict {
+    let other = context.events(|event| match event {
+        Event::UnknownSymbol { module, symbol, err: -22 } if is_peermem(module) => {
+            Some((module, symbol))
+        }
+        Event::SymbolVersion { module, symbol } if is_peermem(module) => Some((module, symbol)),
+        _ => None,
+    });
+    let Some(((module, _), _)) = other.first() else {
+        return kernel_log_pass(context, "peermem matches ib_core");
+    };
+    let mut symbols: Vec<&String> = other.iter().map(|((_, symbol), _)| *symbol).collect();
+    symbols.sort_unstable();
+    symbols.dedup();
+    let names: Vec<&str> = symbols.iter().map(|symbol| symbol.as_str()).collect();
+    let message = alloc::format!(
+        "{module} was built against another version of ib_core (err -22: the symbol is there, with \
+         another version): {}",
+        names.join(", ")
+    );
+    Finding::error(message)
+        .on([module.to_string()])
+        .seen(other.iter().map(|(_, seen)| context.cite_seen(seen)))
+        .fix([
+            alloc::format!("rebuild {module} against the running ib_core and load it again"),
+            "on Kubernetes: restart the GPU driver pod after every upgrade of the network driver"
+                .to_string(),
+        ])
+        .into()
+}
+
+/// The harmless message of older drivers.
+pub(super) fn peermem_context(context: &Context<'_>) -> Verdict {
+    let Some(seen) = context.seen(&Event::PeermemInvalidContext) else {
+        return kernel_log_pass(context, "no invalid peermem context");
+    };
+    let message = alloc::format!(
+        "nvidia-peermem reported an invalid context {} times: harmless by itself, and not the cause of \
+         anything else",
+        seen.count
+    );
+    Finding::info(message)
+        .seen([context.cite_seen(seen)])
+        .fix(["upgrade the driver to R560 or newer, which does not print it"])
+        .into()
+}
+
+/// One node of a job uses GPUDirect RDMA and another does not.
+pub(super) fn gdr_asymmetric(context: &Context<'_>) -> Verdict {
+    let channels = context.network_channels();
+    let mut hosts: Vec<(&str, bool, &str, String)> = Vec::new();
+    for (host, gdr, transport, seen) in channels {
+        match hosts.iter_mut().find(|(name, ..)| *name == host) {
+            Some((_, any, ..)) => *any |= gdr,
+            None => hosts.push((host, gdr, transport, context.cite_seen(seen))),
+        }
+    }
+    let with = hosts.iter().filter(|(_, gdr, ..)| *gdr).count();
+    match (hosts.len(), with) {
+        (0, _) => return Verdict::skip(&["NCCL_DEBUG=INFO logs with channel lines of every node"]),
+        (1, _) => return Verdict::skip(&["the log of the other nodes"]),
+        (all, with) if with == 0 || with == all => {
+            return Verdict::pass("all nodes agree about GPUDirect RDMA");
+        }
+        _ => {}
+    }
+    let without: Vec<&(&str, bool, &str, String)> =
+        hosts.iter().filter(|(_, gdr, ..)| !gdr).collect();
+    let names: Vec<String> = without.iter().map(|(host, ..)| (*host).to_string()).collect();
+    let message = alloc::format!(
+        "node {} does not use GPUDirect RDMA (via {}), other nodes of the job do",
+        names.join(", "),
+        without.first().map_or("", |(_, _, transport, _)| transport)
+    );
+    Finding::warning(message)
+        .on(names.clone())
+        .seen(hosts.into_iter().map(|(.., cite)| cite))
+        .fix([
+            alloc::format!(
+                "on {}: lsmod | grep peermem; modprobe nvidia-peermem, and keep it in \
+                 /etc/modules-load.d",
+                names.join(", ")
+            ),
+            "there too: whether the NIC is near enough to the GPU (nvidia-smi topo -m)".to_string(),
+        ])
+        .into()
+}
+
+/// RDMA works, through host memory.
+pub(super) fn gdr_not_used(context: &Context<'_>) -> Verdict {
+    let channels: Vec<_> = context
+        .network_channels()
+        .into_iter()
+        .filter(|(_, _, transport, _)| !transport.starts_with("NET/Socket"))
+        .collect();
+    if channels.is_empty() {
+        return Verdict::skip(&["NCCL_DEBUG=INFO log with channel lines over the network"]);
+    }
+    if channels.iter().any(|(_, gdr, ..)| *gdr) {
+        return Verdict::pass("network channels use GPUDirect RDMA");
+    }
+    let transport = channels.first().map_or("", |(_, _, transport, _)| transport);
+    let mut finding = Finding::warning(alloc::format!(
+        "channels go via {transport} without GPUDirect RDMA: data is staged through host memory, which \
+         works and is slower (\"Using network\" says nothing about it)"
+    ))
+    .seen(channels.iter().take(4).map(|(.., seen)| context.cite_seen(seen)));
+    match context.peermem_loaded() {
+        Some(false) => {
+            finding = finding.fix(["modprobe nvidia-peermem (no peer memory module is loaded)"]);
+        }
+        Some(true) => {
+            finding = finding.maybe([
+                "the NIC is too far from the GPU",
+                "GPUDirect RDMA is switched off by a setting",
+            ]);
+        }
+        None => {
+            finding = finding
+                .fix(["load nvidia-peermem, or use dma-buf"])
+                .ask(["lsmod", "/sys/kernel/mm/memory_peers"]);
+        }
+    }
+    finding.into()
+}
+
+/// The library itself says that GPUDirect RDMA is off.
+pub(super) fn gdr_disabled(context: &Context<'_>) -> Verdict {
+    let plugin = context.events(|event| match event {
+        Event::PluginGdrDisabled { reason } => Some(reason),
+        _ => None,
+    });
+    let enabled = context.event(|event| match event {
+        Event::GdrHca { enabled: true, .. } => Some(()),
+        _ => None,
+    });
+    let hcas = context.events(|event| match event {
+        Event::GdrHca { hca, enabled: false, .. } => Some(hca),
+        _ => None,
+    });
+    let far = context.events(|event| match event {
+        Event::GdrPair { gpu, hca, enabled: false, distance, limit, .. } => {
+            Some((gpu, hca, *distance, *limit))
+        }
+        _ => None,
+    });
+    if let Some((reason, seen)) = plugin.first() {
+        let mut finding = Finding::warning(alloc::format!("the network plugin switched it off: {reason}"))
+            .seen([context.cite_seen(seen)])
+            .fix(["use a libfabric whose provider supports GPU memory without CUDA calls, or a GPU and driver that do"]);
+        if let Some(dmabuf) = context.seen(&Event::DmaBufAvailable) {
+            finding = finding.seen([context.cite_seen(dmabuf)]).caution([
+                "\"DMA-BUF is available\" in the same log is a property of the GPU only; it does not \
+                 mean that the NIC uses it",
+            ]);
+        }
+        return finding.into();
+    }
+    if !hcas.is_empty() && enabled.is_none() {
+        return disabled_hcas(context, &hcas);
+    }
+    if let Some(((gpu, hca, distance, limit), _)) = far.first() {
+        let message = alloc::format!(
+            "off for GPU {gpu} and NIC {hca} because of their distance ({distance} > {limit})"
+        );
+        return Finding::warning(message)
+            .on(far.iter().map(|((gpu, hca, ..), _)| alloc::format!("GPU {gpu} - NIC {hca}")))
+            .seen(far.iter().take(8).map(|(_, seen)| context.cite_seen(seen)))
+            .fix(["use a NIC below the same switch; raising NCCL_NET_GDR_LEVEL can be slower"])
+            .into();
+    }
+    let topo_off: Vec<&str> = context
+        .machine
+        .nics
+        .iter()
+        .filter(|(_, nic)| nic.gdr.known() == Some(&false) && nic.rdma.known() == Some(&true))
+        .map(|(name, _)| name.as_str())
+        .collect();
+    if !topo_off.is_empty() {
+        let message = "the topology file records GPUDirect RDMA as off for these NICs";
+        let file = context.machine.topo_files.first().map(|file| context.cite(file.origin));
+        let finding = Finding::info(message).on(topo_off).seen(file);
+        return finding.ask(["lsmod", "/sys/kernel/mm/memory_peers", "dma-buf support"]).into();
+    }
+    match context.machine.has(&[Kind::NcclLog]) {
+        true => Verdict::pass("no line says that GPUDirect RDMA is off"),
+        false => Verdict::skip(&["NCCL_DEBUG=INFO log"]),
+    }
+}
+
+fn disabled_hcas(context: &Context<'_>, hcas: &[(&String, &crate::facts::Seen)]) -> Verdict {
+    let mut names: Vec<&str> = hcas.iter().map(|(hca, _)| hca.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let evidence: Vec<String> = hcas.iter().map(|(_, seen)| context.cite_seen(seen)).collect();
+    if context.single_node() {
+        let message = "off for every NIC, but the job runs on one node and does not use them";
+        return Finding::info(message).on(names).seen(evidence).into();
+    }
+    let mut finding =
+        Finding::warning("GPUDirect RDMA is off for every NIC; the log does not say why")
+            .on(names)
+            .seen(evidence);
+    let kernel = context.kernel();
+    match context.peermem_loaded() {
+        Some(false) => {
+            finding = finding
+                .maybe(["no peer memory module is loaded, and dma-buf is not used"])
+                .fix(["modprobe nvidia-peermem"]);
+        }
+        state => {
+            if state.is_none() {
+                finding = finding.ask(["lsmod"]);
+            }
+            finding = finding.maybe([
+                "no peer memory module is loaded, and dma-buf is not used",
+                "the peer memory module is loaded but not registered with ib_core",
+                "kernel, driver or RDMA library without dma-buf",
+            ]);
+        }
+    }
+    finding = finding.ask(["/sys/kernel/mm/memory_peers"]);
+    if kernel.is_none() {
+        finding = finding.ask(["uname -r and the driver's flavour, for dma-buf"]);
+    }
+    finding.into()
+}
+
+/// The RDMA stack refuses dma-buf.
+pub(super) fn dmabuf_unsupported(context: &Context<'_>) -> Verdict {
+    let refused = dmabuf_failures(context, 95);
+    if refused.is_empty() {
+        return dmabuf_quiet(context);
+    }
+    let falls_back = context.nccl().is_some_and(|version| version >= (2, 14));
+    let evidence = refused.into_iter();
+    if falls_back {
+        let message = "the RDMA stack has no dma-buf registration; this NCCL falls back by itself";
+        return Finding::info(message).seen(evidence).into();
+    }
+    let version = match context.nccl() {
+        Some((major, minor)) => alloc::format!("NCCL {major}.{minor}"),
+        None => "this program".to_string(),
+    };
+    Finding::error(alloc::format!(
+        "the RDMA provider or driver has no dma-buf registration (error 95), and {version} does not \
+         fall back"
+    ))
+    .seen(evidence)
+    .fix([
+        "upgrade rdma-core or the OFED so that the provider has ibv_reg_dmabuf_mr",
+        "else switch dma-buf off (NCCL_DMABUF_ENABLE=0) and load nvidia-peermem",
+    ])
+    .into()
+}
+
+fn dmabuf_quiet(context: &Context<'_>) -> Verdict {
+    match context.machine.has(&[Kind::NcclLog, Kind::AppLog]) {
+        true => Verdict::pass("no registration of dma-buf is refused"),
+        false => Verdict::skip(&["log of the failing program"]),
+    }
+}
+
+fn dmabuf_failures(context: &Context<'_>, wanted: i32) -> Vec<String> {
+    let failures = context.events(|event| match event {
+        Event::VerbsFailed { call, errno, .. }
+            if call == "ibv_reg_dmabuf_mr" && *errno == wanted =>
+        {
+            Some(())
+        }
+        Event::PerftestMrFailed { errno } if *errno == wanted => Some(()),
+        _ => None,
+    });
+    failures.into_iter().map(|(_, seen)| context.cite_seen(seen)).collect()
+}
+
+/// The kernel's RDMA core has no dma-buf command.
+pub(super) fn dmabuf_kernel(context: &Context<'_>) -> Verdict {
+    let refused = dmabuf_failures(context, 93);
+    if refused.is_empty() {
+        return dmabuf_quiet(context);
+    }
+    let exported = context
+        .machine
+        .gpus
+        .iter()
+        .any(|gpu| gpu.attributes.get("DMA_BUF_SUPPORTED").is_some_and(|fact| fact.value != 0));
+    let half = if exported { "; that the GPU exports dma-buf is only half of it" } else { "" };
+    let message = alloc::format!(
+        "the kernel's RDMA core has no command to register dma-buf (error 93){half}"
+    );
+    let mut finding = Finding::error(message).seen(refused);
+    match context.kernel() {
+        Some(version) if version < (5, 12) => {
+            let text = alloc::format!("kernel {}.{} is older than 5.12", version.0, version.1);
+            finding = finding.maybe([text]);
+        }
+        Some(_) => {
+            finding = finding
+                .maybe(["an out-of-tree OFED core older than the kernel's own is loaded"])
+                .ask(["which ib_core is loaded: modinfo -n ib_core"]);
+        }
+        None => {
+            finding = finding
+                .maybe(["kernel older than 5.12", "an older out-of-tree OFED core is loaded"])
+                .ask(["uname -r", "which ib_core is loaded: modinfo -n ib_core"]);
+        }
+    }
+    finding
+        .fix([
+            "run Linux 5.12 or newer, or an OFED that matches the kernel",
+            "then a recent rdma-core inside the container",
+        ])
+        .into()
+}
+
+/// Registration of GPU memory failed: because the product line has none, or for another cause.
+pub(super) fn gpu_registration(context: &Context<'_>) -> Verdict {
+    let failures = context.events(|event| match event {
+        Event::PerftestMrFailed { errno: 0 } => Some((0, false)),
+        Event::PerftestMrFailed { errno: 14 } => Some((14, true)),
+        Event::VerbsFailed { call, errno: 14, .. } if call.starts_with("ibv_reg_mr") => {
+            Some((14, true))
+        }
+        Event::GdrPinFailed { code: 22, .. } => Some((22, true)),
+        _ => None,
+    });
+    let gpu_buffer = context.seen(&Event::GpuBuffer).is_some();
+    let failures: Vec<_> =
+        failures.into_iter().filter(|((_, gpu), _)| *gpu || gpu_buffer).collect();
+    if failures.is_empty() {
+        return match context.machine.has(&[Kind::NcclLog, Kind::AppLog]) {
+            true => Verdict::pass("no registration of GPU memory fails with a refusal"),
+            false => Verdict::skip(&["log of the failing program"]),
+        };
+    }
+    let evidence: Vec<String> = failures.iter().map(|(_, seen)| context.cite_seen(seen)).collect();
+    if let Some((label, origin)) = context.consumer_gpu() {
+        return Finding::error(alloc::format!(
+            "{label} offers no GPUDirect RDMA: its memory cannot be pinned for a NIC or gdrcopy"
+        ))
+        .on([label])
+        .seen(evidence)
+        .seen(origin.map(|origin| context.cite(origin)))
+        .fix(["use a data-centre or professional GPU; reinstalling drivers or OFED does not help"])
+        .into();
+    }
+    if misused_mapping(context).is_some() {
+        return Verdict::pass("explained by the pointer that was registered");
+    }
+    let mut finding = Finding::unknown(Severity::Error, "GPU memory cannot be registered")
+        .seen(evidence)
+        .maybe([
+            "no peer memory module is loaded, and dma-buf is not used",
+            "memory of cuMemCreate without gpuDirectRDMACapable",
+            "an address or length that is not a multiple of 64 KiB",
+        ]);
+    if !context.gpu_named() {
+        finding =
+            finding.maybe(["a GeForce GPU, which has no GPUDirect RDMA"]).ask(["nvidia-smi -q"]);
+    }
+    if context.peermem_loaded().is_none() {
+        finding = finding.ask(["lsmod"]);
+    }
+    finding.into()
+}
+
+/// A BAR1 window that bounds registration.
+pub(super) fn bar1_small(context: &Context<'_>) -> Verdict {
+    let known: Vec<_> =
+        context.machine.gpus.iter().filter(|gpu| gpu.bar1_bytes.is_some()).collect();
+    if known.is_empty() {
+        return Verdict::skip(&["nvidia-smi -q (BAR1 Memory Usage)"]);
+    }
+    let findings: Vec<Finding> = known
+        .into_iter()
+        .filter(|gpu| gpu.name.known().is_none_or(|name| !is_consumer(name)))
+        .filter_map(|gpu| {
+            let total = gpu.bar1_bytes.as_ref().filter(|fact| fact.value <= 256 << 20)?;
+            let used = gpu.bar1_used.known().copied();
+            let left = total.value.saturating_sub(used.unwrap_or(0)) & !0xffff;
+            let estimate = match used {
+                Some(used) => alloc::format!(
+                    "{} MiB are used, so at most {} MiB ({left} bytes) can be registered now, and \
+                     another part is reserved",
+                    used >> 20,
+                    left >> 20
+                ),
+                None => "a part of it is reserved, so less than that can be registered".to_string(),
+            };
+            let message = alloc::format!(
+                "{}: BAR1 is {} MiB and is the budget for registered GPU memory; {estimate}",
+                gpu.label(),
+                total.value >> 20
+            );
+            let safe = (left.saturating_mul(3) / 4) & !0xffff;
+            let finding = Finding::warning(message)
+                .on([gpu.label()])
+                .seen([context.cite(total.origin)])
+                .fix([
+                    alloc::format!(
+                        "register at most {} MiB at once, in smaller windows",
+                        safe >> 20
+                    ),
+                    "or a GPU and firmware with a large BAR1 (resizable BAR, above 4G decoding)"
+                        .to_string(),
+                ]);
+            Some(finding)
+        })
+        .collect();
+    Verdict::or(findings, || Verdict::pass("BAR1 is larger than 256 MiB"))
+}
+
+/// A registered address that is a CPU mapping of GPU memory.
+fn misused_mapping(context: &Context<'_>) -> Option<(u64, String)> {
+    let refused = context.events(|event| match event {
+        Event::VerbsFailed { call, errno: 14, address, .. } if call.starts_with("ibv_reg_mr") => {
+            Some(*address)
+        }
+        _ => None,
+    });
+    refused.into_iter().find_map(|(address, seen)| {
+        let mut mappings = context.machine.platform.mappings.iter();
+        let inside = mappings.find(|fact| {
+            fact.value.path == "/dev/gdrdrv"
+                && (fact.value.start..fact.value.end).contains(&address)
+        })?;
+        let cites = alloc::format!("{}, {}", context.cite_seen(seen), context.cite(inside.origin));
+        Some((address, cites))
+    })
+}
+
+/// A program registers the wrong kind of pointer.
+pub(super) fn api_misuse(context: &Context<'_>) -> Verdict {
+    let Some((address, cites)) = misused_mapping(context) else {
+        let refused = context.event(|event| match event {
+            Event::VerbsFailed { call, errno: 14, .. } if call.starts_with("ibv_reg_mr") => {
+                Some(())
+            }
+            _ => None,
+        });
+        return match (refused.is_some(), context.machine.has(&[Kind::Maps])) {
+            (true, false) => Verdict::skip(&["/proc/PID/maps of the failing process"]),
+            (_, true) => Verdict::pass("no refused address is a mapping of gdrdrv"),
+            (false, false) => Verdict::skip(&["log of the failing program", "/proc/PID/maps"]),
+        };
+    };
+    Finding::error(alloc::format!(
+        "address {address:#x} is the CPU's mapping of GPU memory (gdr_map): such a mapping has no pages \
+         that a NIC driver could pin; the environment is not at fault"
+    ))
+    .seen([cites])
+    .fix(["register the device pointer itself, or its dma-buf"])
+    .into()
+}
+
+/// A test that passed without testing GPU memory.
+pub(super) fn test_invalid(context: &Context<'_>) -> Verdict {
+    let managed = context.event(|event| match event {
+        Event::TestAllocation { call } if call == "cuMemAllocManaged" => Some(()),
+        _ => None,
+    });
+    let passed = context.seen(&Event::TestPassed);
+    let (Some((_, managed)), Some(passed)) = (managed, passed) else {
+        return match context.machine.has(&[Kind::AppLog]) {
+            true => Verdict::pass("no test ran over managed memory"),
+            false => Verdict::skip(&["output of the test program"]),
+        };
+    };
+    if context.is_arm() {
+        return Verdict::pass("managed memory may be GPU memory on this machine");
+    }
+    Finding::warning(
+        "the test passed over managed memory, whose pages are in host memory on x86 while the CPU or a \
+         NIC touches them: this is no evidence for GPUDirect RDMA",
+    )
+    .seen([context.cite_seen(managed), context.cite_seen(passed)])
+    .fix(["test with memory of cuMemAlloc"])
+    .into()
+}
+
+/// GPUDirect RDMA is used across the CPU.
+pub(super) fn gdr_through_cpu(context: &Context<'_>) -> Verdict {
+    let used = context.event(|event| match event {
+        Event::Channel { gdr: true, .. } | Event::GdrPair { enabled: true, .. } => Some(()),
+        _ => None,
+    });
+    let Some((_, used)) = used else {
+        return match context.machine.has(&[Kind::NcclLog]) {
+            true => Verdict::pass("GPUDirect RDMA is not in use"),
+            false => Verdict::skip(&["NCCL_DEBUG=INFO log"]),
+        };
+    };
+    let topology = &context.topology;
+    let mut far: Vec<String> = Vec::new();
+    let mut judged = false;
+    for gpu in 0..context.machine.gpus.len().min(128) {
+        let near = topology.nics_near(gpu);
+        let Some((nic, distance)) = near.first() else { continue };
+        judged = true;
+        if !distance.below_host_bridge() && *distance != Distance::P2c {
+            far.push(alloc::format!("{} - {nic}: {distance}", topology.label(Point::Gpu(gpu))));
+        }
+    }
+    if !judged {
+        return Verdict::skip(&["nvidia-smi topo -m, or the topology dump of the job"]);
+    }
+    if far.is_empty() {
+        return Verdict::pass("GPUDirect RDMA stays below the host bridge");
+    }
+    let setting = context.setting("NCCL_NET_GDR_LEVEL");
+    let mut finding = Finding::new(
+        Status::Fail,
+        Severity::Warning,
+        "GPUDirect RDMA goes through the CPU's root complex, which is slower than staging on many CPUs",
+    )
+    .on(far)
+    .seen([context.cite_seen(used)]);
+    if let Some(fact) = setting {
+        finding = finding.seen([context.cite(fact.origin)]).fix([alloc::format!(
+            "remove NCCL_NET_GDR_LEVEL={} from {}: the default level, PXB, leaves it off here",
+            fact.value.value,
+            context.setting_source(fact)
+        )]);
+    } else {
+        finding = finding.fix(["set NCCL_NET_GDR_LEVEL=PXB (the default of NCCL)"]);
+    }
+    finding.into()
+}
