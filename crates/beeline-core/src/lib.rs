@@ -10,5 +10,8 @@
 extern crate alloc;
 
 pub mod addr;
+pub mod plan;
 pub mod reason;
+pub mod segment;
 pub mod time;
+pub mod transfer;

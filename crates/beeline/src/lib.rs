@@ -8,6 +8,8 @@
 pub mod config;
 pub mod error;
 pub mod gpu;
+pub mod memory;
+pub mod storage;
 
 pub use beeline_core as core;
 pub use error::{Error, Result};

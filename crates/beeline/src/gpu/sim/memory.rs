@@ -87,7 +87,9 @@ pub struct Allocation {
 impl Allocation {
     pub(super) fn new(device: &Device, len: u64) -> Result<Self> {
         let bytes = len.checked_next_multiple_of(PAGE_BYTES).ok_or_else(|| oom(device, len))?;
-        let extents = lock(&device.inner.pages).take(bytes).ok_or_else(|| oom(device, len))?;
+        // A statement of its own: the error text asks for the free bytes, under the same lock.
+        let extents = lock(&device.inner.pages).take(bytes);
+        let extents = extents.ok_or_else(|| oom(device, len))?;
         match HostMem::from_extents(&device.inner.memory, &extents) {
             Ok(mem) => {
                 device.inner.allocated.fetch_add(bytes, Ordering::Relaxed);
