@@ -10,5 +10,7 @@
 extern crate alloc;
 
 pub mod addr;
+pub mod model;
 pub mod reason;
+pub mod segment;
 pub mod time;
