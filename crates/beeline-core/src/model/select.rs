@@ -225,9 +225,10 @@ impl<'a> Selected<'a> {
 
 /// Bytes of one row of a tensor of `dim` rows.
 fn row_len(tensor: &TensorInfo, dim: u64) -> Result<u64, SelectError> {
-    if dim == 0 || tensor.len() == 0 {
+    if tensor.len() == 0 {
         return Ok(0);
     }
+    // Bytes without a row, as only an unknown type can have, are of no known element size either.
     if tensor.bits_per_element().is_none() {
         let (tensor, dtype) = (tensor.name().into(), tensor.dtype().clone());
         return Err(SelectError::UnknownDtype { tensor, dtype });
