@@ -158,6 +158,12 @@ fn every_rule_of_the_format() {
         ),
         (r#"{"":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#, 1, Ok(&[" U8 [1] 60+1"])),
         (r#"{"\ud800":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#, 1, Err("bad-json")),
+        // The reference never sees the first entry; we see its fault first.
+        (
+            r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[1,0]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#,
+            1,
+            Err("offsets-reversed"),
+        ),
         // Entries.
         (r#"{"a":{"dtype":"U8","shape":[1]}}"#, 1, Err("bad-entry")),
         (r#"{"a":{"shape":[1],"data_offsets":[0,1]}}"#, 1, Err("bad-entry")),
