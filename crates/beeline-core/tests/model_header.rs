@@ -57,7 +57,7 @@ fn the_public_vectors() {
         assert!(table.iter().any(|(known, _)| *known == name), "{name} has no expected answer");
     }
     let read = |name: &str| Header::parse_file(&fs::read(folder.join(name)).unwrap());
-    let meta = |name: &str, key| read(name).unwrap().metadata().get(key).cloned();
+    let meta = |name: &str, key| read(name).unwrap().metadata().get(key).map(String::from);
     assert_eq!(meta("hf-no-tensors-meta.safetensors", "framework"), Some("pt".into()));
     assert_eq!(meta("fastsafetensors-a.safetensors", "fst"), Some("sample".into()));
     let text = read("hf-trailing-bytes.safetensors").unwrap_err().to_string();

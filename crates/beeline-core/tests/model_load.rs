@@ -34,7 +34,7 @@ fn what_is_written_is_read() {
         .unwrap();
     let header = Header::parse_file(&finish(&builder)).unwrap();
     assert_eq!(header.data_range().start % 4096, 3);
-    assert_eq!(header.metadata()["quote\""], "line\nbreak");
+    assert_eq!(header.metadata().get("quote\""), Some("line\nbreak"));
     assert_eq!(header.get("é\"\\").unwrap().len(), 3);
     assert_eq!(header.get("later").unwrap().dtype().name(), "F3");
 }
@@ -45,7 +45,7 @@ fn what_cannot_be_written_is_refused() {
     let two = |name| new().tensor("a", Dtype::U8, &[1])?.tensor(name, Dtype::U8, &[1]);
     let padded = |align, remainder| new().padding(Padding::To { align, remainder }).build();
     let huge = new().tensor("a", Dtype::U8, &[u64::MAX]).unwrap();
-    let long = new().metadata("k", &"v".repeat(100_000_000));
+    let long = new().metadata("k", &"\u{1}".repeat(17_000_000));
     let codes = [
         two("a").map(|_| ()).map_err(|e| e.code()),
         two("__metadata__").map(|_| ()).map_err(|e| e.code()),

@@ -5,10 +5,9 @@
 
 mod error;
 mod json;
+mod metadata;
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
-use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
@@ -17,6 +16,7 @@ use crate::addr::ByteRange;
 
 pub use error::HeaderError;
 pub(super) use json::{METADATA_KEY, Text, json_detail};
+pub use metadata::Metadata;
 
 /// Bytes before the header: its length as a little-endian 64-bit number.
 pub const PREFIX_LEN: u64 = 8;
@@ -35,7 +35,7 @@ pub struct Header {
     tensors: Vec<TensorInfo>,
     /// Indexes into `tensors`, ordered by name.
     by_name: Vec<u32>,
-    metadata: BTreeMap<String, String>,
+    metadata: Metadata,
     data: ByteRange,
 }
 
@@ -111,7 +111,7 @@ impl Header {
     }
 
     /// The free-form metadata; empty where the file has none.
-    pub const fn metadata(&self) -> &BTreeMap<String, String> {
+    pub const fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 

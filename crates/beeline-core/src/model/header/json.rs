@@ -7,9 +7,8 @@
 
 use alloc::borrow::ToOwned;
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
 use alloc::format;
-use alloc::string::{String, ToString};
+use alloc::string::ToString;
 use alloc::vec::Vec;
 use core::fmt;
 
@@ -18,7 +17,7 @@ use serde::de::{
 };
 use serde_json::error::Category;
 
-use super::{HeaderError, RANK_MAX, TensorInfo};
+use super::{HeaderError, Metadata, RANK_MAX, TensorInfo};
 use crate::addr::ByteRange;
 use crate::model::Dtype;
 
@@ -32,7 +31,7 @@ const DETAIL_CHARS: usize = 256;
 /// checked.
 pub(super) struct Entries {
     pub(super) tensors: Vec<TensorInfo>,
-    pub(super) metadata: BTreeMap<String, String>,
+    pub(super) metadata: Metadata,
 }
 
 /// Reads the whole header text.
@@ -40,18 +39,17 @@ pub(super) fn parse(text: &str) -> Result<Entries, HeaderError> {
     let mut sink = Sink::default();
     let mut json = serde_json::Deserializer::from_str(text);
     let outcome = ObjectSeed(&mut sink).deserialize(&mut json).and_then(|()| json.end());
-    match outcome {
-        Ok(()) => {
-            Ok(Entries { tensors: sink.tensors, metadata: sink.metadata.unwrap_or_default() })
-        }
-        Err(error) => Err(sink.fault.unwrap_or_else(|| json_error(&error, sink.reading))),
+    if let Err(error) = outcome {
+        return Err(sink.fault.unwrap_or_else(|| json_error(&error, sink.reading)));
     }
+    let metadata = Metadata::new(sink.metadata.unwrap_or_default())?;
+    Ok(Entries { tensors: sink.tensors, metadata })
 }
 
 #[derive(Default)]
 struct Sink {
     tensors: Vec<TensorInfo>,
-    metadata: Option<BTreeMap<String, String>>,
+    metadata: Option<Vec<(Box<str>, Box<str>)>>,
     /// The tensor whose entry could not be read, for the message.
     reading: Option<Box<str>>,
     /// A fault that is more than text.
@@ -146,7 +144,7 @@ impl<'de> DeserializeSeed<'de> for MetadataSeed<'_> {
             self.0.fault = Some(HeaderError::DuplicateTensor { tensor: METADATA_KEY.into() });
             return Err(D::Error::custom("__metadata__ stands twice"));
         }
-        self.0.metadata = Some(BTreeMap::new());
+        self.0.metadata = Some(Vec::new());
         json.deserialize_any(self)
     }
 }
@@ -165,12 +163,8 @@ impl<'de> Visitor<'de> for MetadataSeed<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let metadata = self.0.metadata.get_or_insert_default();
-        while let Some((key, value)) = map.next_entry::<String, String>()? {
-            if metadata.contains_key(&key) {
-                self.0.fault = Some(HeaderError::DuplicateMetadata { key: key.into() });
-                return Err(A::Error::custom("metadata key stands twice"));
-            }
-            metadata.insert(key, value);
+        while let Some(key) = map.next_key_seed(Text)? {
+            metadata.push((key, map.next_value_seed(Text)?));
         }
         Ok(())
     }
