@@ -123,7 +123,9 @@ fn names_select_tensors() {
 #[test]
 fn a_pattern_without_a_match_names_the_nearest_tensor() {
     let file = model(&[
+        ("model.embed_tokens.weights", Dtype::U8, &[1]),
         ("model.embed_tokens.weight", Dtype::U8, &[1]),
+        ("model.embed_tokens.weight_s", Dtype::U8, &[1]),
         ("lm_head.weight", Dtype::U8, &[1]),
     ]);
     let text = |pattern| select(&file, &Selection::all().include(pattern)).unwrap_err().1;
