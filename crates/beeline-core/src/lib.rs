@@ -10,6 +10,7 @@
 extern crate alloc;
 
 pub mod addr;
+pub mod model;
 pub mod plan;
 pub mod reason;
 pub mod segment;

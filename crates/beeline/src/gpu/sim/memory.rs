@@ -187,8 +187,8 @@ impl Allocation {
     pub(super) fn relocate(&self) -> Result<()> {
         let mut extents = write_lock(&self.extents);
         let bytes = extents.iter().map(|extent| extent.len).sum();
-        let fresh =
-            lock(&self.device.inner.pages).take(bytes).ok_or_else(|| oom(&self.device, bytes))?;
+        let fresh = lock(&self.device.inner.pages).take(bytes);
+        let fresh = fresh.ok_or_else(|| oom(&self.device, bytes))?;
         let moved = HostMem::from_extents(&self.device.inner.memory, &fresh)
             .map_err(|error| Error::io("map the new place of simulated device memory", error))
             .and_then(|target| Ok(target.copy_from(0, &self.mem, 0, bytes)?))
