@@ -1,6 +1,6 @@
 //! Checks of stream memory operations, gdrcopy and GPU-initiated transports.
 
-use alloc::string::{String, ToString};
+use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::context::Context;

@@ -1,62 +1,78 @@
-//! Shared by the tests over handed cases: where the files are, and how they are read.
-#![allow(dead_code, reason = "each test binary uses a part of this")]
+//! What the tests of model files share.
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 
-use std::fs;
-use std::path::{Path, PathBuf};
+pub mod reference;
 
-use beeline_core::facts::{Kind, Machine, ReadError, read, read_tree};
+use std::path::PathBuf;
 
-/// The folder of handed cases, or `None` with a SKIP line where it is absent.
+use beeline_core::model::{Layout, Selected};
+
+/// A file with that header text, whatever it says, and `data_len` bytes of data.
+pub fn file(json: &str, data_len: usize) -> Vec<u8> {
+    let mut file = (json.len() as u64).to_le_bytes().to_vec();
+    file.extend(json.as_bytes());
+    append_data(&mut file, data_len);
+    file
+}
+
+/// Appends bytes that tell their own place, so that a wrong copy shows.
+pub fn append_data(file: &mut Vec<u8>, data_len: usize) {
+    let mut state = 0x9e37_79b9_u32;
+    file.extend((0..data_len).map(|_| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    }));
+}
+
+/// The folder of public cases; `None`, with a line that says so, where it is absent.
 pub fn cases() -> Option<PathBuf> {
-    let given = std::env::var_os("BEELINE_CASES").map(PathBuf::from);
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let found = given.or_else(|| {
-        root.ancestors().map(|dir| dir.join("shared/cases")).find(|dir| dir.is_dir())
-    });
-    if found.as_ref().is_none_or(|dir| !dir.is_dir()) {
+    let beside = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/cases");
+    let cases = std::env::var_os("BEELINE_CASES").map_or(beside, PathBuf::from);
+    if !cases.is_dir() {
         println!("SKIP cases");
         return None;
     }
-    found
+    Some(cases)
 }
 
-/// The project's own inputs.
-pub fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
-}
-
-/// Reads one file or captured tree into a machine.
-pub fn add(machine: &mut Machine, path: &Path) -> Result<Kind, ReadError> {
-    let name = path.file_name().unwrap().to_string_lossy().into_owned();
-    if path.is_dir() {
-        let mut files = Vec::new();
-        collect(path, path, &mut files);
-        files.sort();
-        return read_tree(machine, &name, &files);
+/// Everything that a layout promises, and that moving its segments moves the right bytes.
+pub fn check_layout(layout: &Layout, selected: &[Selected<'_>], files: &[Vec<u8>]) {
+    const UNTOUCHED: u8 = 0xee;
+    let bytes_of =
+        |file: u32, start: u64, len: u64| &files[file as usize][start as usize..][..len as usize];
+    let mut device = vec![UNTOUCHED; layout.total_bytes as usize];
+    for segment in &layout.segments {
+        assert!(!segment.is_empty());
+        device[segment.device_offset as usize..][..segment.len as usize].copy_from_slice(bytes_of(
+            segment.file,
+            segment.file_offset,
+            segment.len,
+        ));
     }
-    read(machine, &name, &fs::read(path).unwrap())
-}
-
-/// A machine from several inputs.
-pub fn machine(paths: &[PathBuf]) -> Machine {
-    let mut machine = Machine::new();
-    for path in paths {
-        if let Err(error) = add(&mut machine, path) {
-            panic!("{error}");
-        }
+    for pair in layout.segments.windows(2) {
+        assert!(pair[0].join(pair[1]).is_none(), "{} and {} are one", pair[0], pair[1]);
+        assert!((pair[0].file, pair[0].file_end().unwrap()) <= (pair[1].file, pair[1].file_offset));
     }
-    machine.unify();
-    machine
-}
+    let moved: u64 = layout.segments.iter().map(|segment| segment.len).sum();
+    assert_eq!(moved, layout.entries.iter().map(|entry| entry.len).sum::<u64>());
 
-fn collect(root: &Path, dir: &Path, files: &mut Vec<(String, Vec<u8>)>) {
-    for entry in fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            collect(root, &path, files);
-        } else {
-            let name = path.strip_prefix(root).unwrap().to_string_lossy().into_owned();
-            files.push((name, fs::read(&path).unwrap()));
-        }
+    assert_eq!(layout.total_bytes % 256, 0);
+    assert_eq!(layout.entries.len(), selected.len());
+    let mut end = 0;
+    for entry in &layout.entries {
+        assert_eq!(entry.device_offset % 256, 0);
+        assert!(entry.device_offset >= end, "{entry:?} overlaps the one before");
+        let padding = &device[end as usize..entry.device_offset as usize];
+        assert!(padding.len() < 256 && padding.iter().all(|&byte| byte == UNTOUCHED));
+        end = entry.device_offset + entry.len;
+        assert!(end <= layout.total_bytes);
+        assert_eq!(entry.file_range.len, entry.len);
+        assert_eq!(
+            &device[entry.device_offset as usize..end as usize],
+            bytes_of(entry.file, entry.file_range.start, entry.len)
+        );
     }
+    assert!(device[end as usize..].iter().all(|&byte| byte == UNTOUCHED));
+    assert!(device.len() as u64 - end < 256);
 }

@@ -1,0 +1,184 @@
+//! What is fuzzed, as plain functions: each takes any bytes, and panics where the code under test
+//! breaks a promise.
+//!
+//! [`TARGETS`] lists them for `smoke`, which runs on stable Rust. `fuzz_targets/` gives each to
+//! libFuzzer under cargo-fuzz. A new target is a function here, a row in the table, a file in
+//! `fuzz_targets/` and some inputs in `seeds/`.
+
+pub mod mutate;
+
+#[path = "../../crates/beeline-core/tests/common/mod.rs"]
+mod common;
+
+use std::path::{Component, Path};
+
+use beeline_core::model::{Header, Index, Layout, Pattern, Selection, Slice};
+use mutate::Frame;
+
+/// One thing that is fuzzed.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Its name, also that of its folder in `seeds/`.
+    pub name: &'static str,
+    /// Runs one input; panics where a promise is broken.
+    pub run: fn(&[u8]),
+    /// What holds a mutated input together.
+    pub frame: Frame,
+    /// Pieces of its language, which random bytes would hardly hit upon.
+    pub dictionary: &'static [&'static str],
+}
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    Target {
+        name: "safetensors_header",
+        run: safetensors_header,
+        frame: Frame::LengthPrefixed,
+        dictionary: HEADER_WORDS,
+    },
+    Target {
+        name: "safetensors_index",
+        run: safetensors_index,
+        frame: Frame::Plain,
+        dictionary: INDEX_WORDS,
+    },
+    Target { name: "glob", run: glob, frame: Frame::Plain, dictionary: GLOB_WORDS },
+];
+
+const HEADER_WORDS: &[&str] = &[
+    "\"__metadata__\"",
+    "\"dtype\"",
+    "\"shape\"",
+    "\"data_offsets\"",
+    "\"F32\"",
+    "\"BF16\"",
+    "\"F4\"",
+    "\"F6_E2M3\"",
+    "\"C64\"",
+    "\"F99\"",
+    "[]",
+    "[0]",
+    "[2,3]",
+    "[0,0]",
+    "[0,16]",
+    "{}",
+    "null",
+    "true",
+    "\"\\ud800\"",
+    "\"\\u0061\"",
+    "1e3",
+    "-0",
+    "1.0",
+    ",",
+    ":",
+    " \n\t",
+    "18446744073709551615",
+    "9223372036854775807",
+    "[1,1,1,1,1,1,1,1]",
+    "{\"a\":{\"a\":[[[]]]}}",
+    "\"w\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]},",
+];
+
+const INDEX_WORDS: &[&str] = &[
+    "\"weight_map\"",
+    "\"metadata\"",
+    "\"total_size\"",
+    "\"a\":\"m-1.safetensors\",",
+    "\"..\"",
+    "\"../x\"",
+    "\"/\"",
+    "\"\\u0000\"",
+    "\"\\\\\"",
+    "{}",
+    "[]",
+    "null",
+    "1e300",
+    "7.0",
+    "-1",
+    "18446744073709551616",
+    ",",
+    ":",
+];
+
+const GLOB_WORDS: &[&str] = &[
+    "*",
+    "**",
+    "?",
+    "[",
+    "]",
+    "[!",
+    "[a-z]",
+    "[]]",
+    "[!]]",
+    "[-a]",
+    "a-",
+    "\n",
+    "model.layers.",
+    ".weight",
+    "é",
+];
+
+/// A whole file: judged as the reference implementation judges it, and laid out, whole and in the
+/// shares of three ranks, so that every byte arrives in its place.
+pub fn safetensors_header(data: &[u8]) {
+    common::reference::compare(data);
+    let Ok(header) = Header::parse_file(data) else { return };
+    let _ = header.misaligned();
+    let files = [data.to_vec()];
+    let ranks = (0..3).filter_map(|rank| Slice::rank(rank, 3).ok());
+    for slice in ranks.chain([Slice::whole()]) {
+        let selected = match Selection::all().rows(slice).select(&[&header]) {
+            Ok(selected) => selected,
+            Err(error) => {
+                assert!(slice != Slice::whole(), "a whole load is always possible: {error}");
+                continue;
+            }
+        };
+        let layout = Layout::new(&selected).unwrap_or_else(|error| panic!("{error}"));
+        common::check_layout(&layout, &selected, &files);
+    }
+}
+
+/// The text of an index: what it names stays in its directory, and what it holds is found.
+pub fn safetensors_index(data: &[u8]) {
+    let index = match Index::parse(data) {
+        Ok(index) => index,
+        Err(error) => {
+            assert!(!error.to_string().contains(char::is_control));
+            return;
+        }
+    };
+    for shard in index.shards() {
+        let parts: Vec<_> = Path::new(&**shard).components().collect();
+        assert!(matches!(parts[..], [Component::Normal(_)]), "{shard:?} leaves the directory");
+    }
+    for (tensor, shard) in index.weights() {
+        assert_eq!(index.shard_of(tensor), Some(shard));
+        assert!((shard as usize) < index.shards().len());
+    }
+    let listing = index.check_listing(index.shards().iter().map(|shard| &**shard));
+    assert!(listing.is_ok_and(|findings| findings.is_empty()));
+    let empty: &[Header] = &[];
+    assert_eq!(index.check(&empty.iter().collect::<Vec<_>>()).is_ok(), index.shards().is_empty());
+}
+
+/// A pattern, a newline, and a name: what matches still matches when both are made wider.
+pub fn glob(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let (pattern, name) = text.split_once('\n').unwrap_or((&text, ""));
+    assert!(Pattern::exact(name).matches(name));
+    assert!(!Pattern::exact(name).matches(&format!("{name}x")));
+    let Ok(glob) = Pattern::glob(pattern) else { return };
+    let matches = glob.matches(name);
+    let wider = [
+        (format!("{pattern}*"), format!("{name}tail")),
+        (format!("*{pattern}"), format!("head{name}")),
+        (format!("{pattern}?"), format!("{name}é")),
+        (format!("x{pattern}"), format!("x{name}")),
+    ];
+    for (pattern, name) in wider {
+        if let Ok(glob) = Pattern::glob(&pattern) {
+            assert!(!matches || glob.matches(&name), "{pattern:?} should match {name:?}");
+        }
+    }
+}
