@@ -88,6 +88,7 @@ codes! {
     InfinibandNodesMissing = "infiniband-nodes-missing", "no verbs device where the program runs", "pass the devices into the container";
     IbgdaUnavailable = "ibgda-unavailable", "GPU-initiated RDMA has no way to the doorbell", "driver parameters and a reboot, or gdrdrv";
     GdsNvmeNotPatched = "gds-nvme-not-patched", "NVMe has no direct path through nvidia-fs", "look which nvme is loaded, then MOFED with the storage option";
+    GdsNoNvme = "gds-no-nvme", "there is no NVMe drive", "";
     GdsRootCrossing = "gds-root-crossing", "drive and GPU hang off different root ports", "a drive below the GPU's switch; iommu=pt";
     GdsRaidP2pdma = "gds-raid-p2pdma", "an array where only peer-to-peer DMA is native", "nvidia-fs";
     Bar1Exhausted = "bar1-exhausted", "registered buffers exceed BAR1", "smaller or fewer buffers";

@@ -102,16 +102,31 @@ pub(super) fn nvme_patched(context: &Context<'_>) -> Verdict {
             .caution(["switching the compatibility mode off cannot enable the direct path"])
             .into();
     }
-    // The log line alone: not registered, cause unknown.
-    Finding::error("NVMe is not registered with nvidia-fs: the direct path is closed")
-        .seen(evidence)
-        .maybe([
-            "the loaded nvme driver is not the patched one (gds-nvme-not-patched)",
-            "nvidia-fs is not loaded or not visible here",
-        ])
-        .ask(["/proc/kallsyms (nvfs symbols in the loaded nvme)"])
-        .fix(remedies)
-        .into()
+    Verdict::pass("whether the loaded nvme is the patched one is not decided by the log line alone")
+}
+
+/// The log line alone: not registered, cause unknown.
+pub(super) fn nvme_registered(context: &Context<'_>) -> Verdict {
+    let Some(seen) = context.seen(&Event::NvmeNotRegistered) else {
+        return match context.machine.has(&[Kind::CufileLog]) {
+            true => Verdict::pass("no line says that NVMe is not registered"),
+            false => Verdict::skip(&["cufile.log"]),
+        };
+    };
+    let symbols = &context.machine.platform.symbols;
+    let mut finding =
+        Finding::error("NVMe is not registered with nvidia-fs: the direct path is closed")
+            .seen([context.cite_seen(seen)]);
+    if symbols.nvme_nvfs.is_none() {
+        finding = finding
+            .maybe([
+                "the loaded nvme driver is not the patched one (gds-nvme-not-patched)",
+                "nvidia-fs is not loaded or not visible here",
+            ])
+            .ask(["/proc/kallsyms (nvfs symbols in the loaded nvme)"])
+            .fix(["look which nvme module is loaded (initramfs) before reinstalling anything"]);
+    }
+    finding.into()
 }
 
 /// I/O goes through host memory, which works.
@@ -215,20 +230,34 @@ pub(super) fn root_crossing(context: &Context<'_>) -> Verdict {
     }
     let (mut crossing, mut judged) = (Vec::new(), false);
     for gpu in topology.gpus() {
-        for drive in &drives {
-            let path = topology.path(gpu, Point::Pci(*drive));
-            let Answer::Known(distance) = path.distance else { continue };
-            judged = true;
-            if path.common.is_none() {
-                crossing.push(alloc::format!("{} - {drive}: {distance}", topology.label(gpu)));
-            }
+        let paths: Vec<_> =
+            drives.iter().map(|d| (d, topology.path(gpu, Point::Pci(*d)))).collect();
+        // A GPU with one drive near it is served, and one whose distance is open may be.
+        let beyond = |answer: &Answer| match answer {
+            Answer::Known(distance) => !distance.below_host_bridge(),
+            Answer::Unknown { candidates, .. } => candidates.iter().all(|d| !d.below_host_bridge()),
+        };
+        let crosses =
+            |path: &crate::topology::Path| path.common.is_none() && beyond(&path.distance);
+        judged |= paths.iter().any(|(_, path)| path.common.is_some() || crosses(path));
+        if !paths.iter().all(|(_, path)| crosses(path)) {
+            continue;
+        }
+        for (drive, path) in paths.iter().take(32usize.saturating_sub(crossing.len())) {
+            let text = match &path.distance {
+                Answer::Known(distance) => distance.to_string(),
+                Answer::Unknown { candidates, .. } => {
+                    candidates.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
+                }
+            };
+            crossing.push(alloc::format!("{} - {drive}: {text}", topology.label(gpu)));
         }
     }
     if !judged {
         return Verdict::skip(&["lspci -tv: the tree between GPU and drive"]);
     }
     if crossing.is_empty() {
-        return Verdict::pass("every drive shares a switch with every GPU");
+        return Verdict::pass("every GPU has a drive below its switch, or may have");
     }
     let used = context.machine.platform.gds.is_some() || context.machine.has(&[Kind::CufileLog]);
     let severity = if used { Severity::Warning } else { Severity::Info };
@@ -241,6 +270,29 @@ pub(super) fn root_crossing(context: &Context<'_>) -> Verdict {
     )
     .on(crossing)
     .fix(["move the drive below the GPU's switch where there is one", "boot with iommu=pt"])
+    .into()
+}
+
+/// A machine without an NVMe drive.
+pub(super) fn no_nvme(context: &Context<'_>) -> Verdict {
+    if !context.machine.has(&[Kind::Lspci, Kind::Live]) {
+        return Verdict::skip(&["lspci -nn, complete"]);
+    }
+    let is_drive = |device: &crate::facts::PciDevice| {
+        device.class.known().is_some_and(|class| class >> 8 == 0x0108)
+    };
+    if context.machine.pci.values().any(is_drive) {
+        return Verdict::pass("there is an NVMe drive");
+    }
+    if context.machine.gpus.is_empty() {
+        return Verdict::pass("no GPU to store for");
+    }
+    let origin =
+        context.machine.sources.iter().find(|s| matches!(s.kind, Kind::Lspci | Kind::Live));
+    Finding::info(
+        "no NVMe drive: the direct path to local storage is not possible, the compatibility path may be",
+    )
+    .seen(origin.map(|source| source.name.clone()))
     .into()
 }
 

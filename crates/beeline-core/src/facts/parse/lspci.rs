@@ -53,6 +53,7 @@ pub(super) fn parse(machine: &mut Machine, input: &Input<'_>) -> Result<Outcome,
         seen.push((bdf, number));
     }
     attach(machine, input, &seen)?;
+    guest_signs(machine, input, &seen);
     for (bdf, number) in seen {
         register(machine, bdf, input.at(number));
     }
@@ -223,6 +224,23 @@ fn attach(machine: &mut Machine, input: &Input<'_>, seen: &[(Bdf, u32)]) -> Resu
         machine.pci_at(*bdf).parent.learn(parent, input.at(*line));
     }
     Ok(())
+}
+
+/// Devices that only a hypervisor makes.
+fn guest_signs(machine: &mut Machine, input: &Input<'_>, seen: &[(Bdf, u32)]) {
+    for (bdf, line) in seen {
+        let Some(device) = machine.pci.get(bdf) else { continue };
+        let class = device.class.known().map_or(0, |class| class >> 8);
+        let sign = match (device.vendor.known(), class) {
+            // A QEMU bridge may be emulated anywhere; a virtio device exists in guests only.
+            (Some(0x1b36), 0x0604) | (Some(0x1af4), _) => "QEMU or KVM, by its devices",
+            (Some(0x1414), _) => "Hyper-V, by its devices",
+            (Some(0x15ad), _) => "VMware, by its devices",
+            _ => continue,
+        };
+        machine.platform.hypervisor.learn(sign.to_string(), input.at(*line));
+        return;
+    }
 }
 
 /// GPUs and NICs get records of their own.

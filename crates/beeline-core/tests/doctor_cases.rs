@@ -1,0 +1,155 @@
+//! Every handed case that facts can decide, near misses, and inputs that lack what decides.
+
+mod doctor_common;
+
+use beeline_core::checks::{Status, TABLE, run};
+use beeline_core::facts::Machine;
+use doctor_common::cases::{CASES, MISSING, NEAR_MISSES};
+use doctor_common::{from_inputs, judge, words};
+
+#[test]
+fn handed_cases_get_the_right_answer_and_no_wrong_failure() {
+    let mut wrong = Vec::new();
+    for case in CASES {
+        match judge(case) {
+            Some(reasons) if !reasons.is_empty() => wrong.push((case.id, reasons)),
+            _ => {}
+        }
+    }
+    for (id, reasons) in &wrong {
+        println!("{id}: {reasons:#?}");
+    }
+    assert!(wrong.is_empty(), "{} of {} cases are wrong", wrong.len(), CASES.len());
+}
+
+#[test]
+fn near_misses_stay_silent() {
+    for (check, inputs) in NEAR_MISSES {
+        let Some(machine) = from_inputs(inputs) else { continue };
+        let report = run(&machine);
+        for finding in report.of(check) {
+            let silent = matches!(finding.status, Status::Pass | Status::Skip);
+            assert!(silent, "{check} on {inputs:?}: {:?} {}", finding.status, words(finding));
+        }
+    }
+}
+
+#[test]
+fn missing_evidence_is_said_and_never_a_failure() {
+    for (check, inputs) in MISSING {
+        let Some(machine) = from_inputs(inputs) else { continue };
+        let report = run(&machine);
+        let found = report.of(check);
+        let open = |status| matches!(status, Status::Skip | Status::Unknown);
+        assert!(
+            found.iter().any(|finding| open(finding.status)),
+            "{check} on {inputs:?}: {:?}",
+            found.iter().map(|f| (f.status, words(f))).collect::<Vec<_>>()
+        );
+        for finding in found.iter().filter(|finding| open(finding.status)) {
+            let asks = !finding.missing.is_empty() || !finding.candidates.is_empty();
+            assert!(asks, "{check} on {inputs:?} does not say what is missing");
+            assert_ne!(finding.status, Status::Fail);
+        }
+        assert!(found.iter().all(|finding| finding.status != Status::Fail), "{check} {inputs:?}");
+    }
+}
+
+#[test]
+fn without_any_input_no_check_fails() {
+    let report = run(&Machine::new());
+    for finding in &report.findings {
+        assert!(matches!(finding.status, Status::Skip | Status::Pass), "{}", finding.check);
+    }
+}
+
+#[test]
+fn every_check_that_can_fail_has_its_three_inputs() {
+    // Remarks cannot fail: they have nothing to miss.
+    let remarks = [
+        "link-sample-low",
+        "rdma-device-absent",
+        "kernel-no-p2pdma",
+        "nvidia-fs-absent",
+        "dmabuf-export",
+        "facts-hidden",
+        "peermem-invalid-context",
+        "driver-parameters",
+        "nccl-benign",
+        "nccl-summary",
+        "nic-merged",
+        "gds-compat",
+        "gds-rdma-storage",
+        "gds-p2pdma-off",
+        "gds-path",
+        "gds-no-nvme",
+        "gds-may-be-slower",
+        "cufile-numa-bind",
+    ];
+    let lone = [
+        // One line of a log both shows and decides these; without the log they skip, as all do.
+        "rail-crossing",
+        "gid-none-routable",
+        "port-down",
+        "counter-saturated",
+        "late-failure",
+        "topo-xml-missing-attr",
+        "topo-xml-foreign-busid",
+        "rank-env-mismatch",
+        "bar1-exhausted",
+        "gds-nvme-not-registered",
+        "gds-no-native-path",
+        "cufile-json-pinned-too-small",
+        "cufile-json-posix-pool",
+        "cufile-json-slow",
+        "cufile-effective-path",
+        "cufile-library-missing",
+    ];
+    for check in TABLE.iter().filter(|check| !remarks.contains(&check.code)) {
+        let near = NEAR_MISSES.iter().any(|(code, _)| *code == check.code);
+        let missing = MISSING.iter().any(|(code, _)| *code == check.code);
+        assert!(near, "{} has no near miss", check.code);
+        assert!(
+            missing || lone.contains(&check.code),
+            "{} has no input without evidence",
+            check.code
+        );
+    }
+}
+
+#[test]
+fn consequences_name_their_cause() {
+    let late =
+        from_inputs(&["nvshmem-ibgda.log", "params-memops-off.txt", "lsmod-peermem.txt"]).unwrap();
+    let report = run(&late);
+    assert_eq!(report.of("late-failure")[0].consequence_of, Some("ibgda-unavailable"));
+    assert_eq!(report.of("ibgda-unavailable")[0].consequence_of, None);
+    let position = |code| report.findings.iter().position(|f| f.check == code).unwrap();
+    assert!(position("ibgda-unavailable") < position("late-failure"));
+}
+
+#[test]
+fn remedies_turn_round_in_a_guest_and_on_arm() {
+    let mut machine = from_inputs(&["lspci-vvv-2gpu-gpp-001d.txt"]).unwrap();
+    let origin = beeline_core::facts::Origin::default();
+    machine.platform.hypervisor = Some(beeline_core::facts::Fact { value: "KVM".into(), origin });
+    let report = run(&machine);
+    let text = words(report.of("p2p-acs-redirect")[0]);
+    assert!(text.contains("this is a guest") && !text.contains("setpci"), "{text}");
+
+    machine.platform.hypervisor = None;
+    machine.platform.arch = Some(beeline_core::facts::Fact { value: "aarch64".into(), origin });
+    let report = run(&machine);
+    assert!(words(report.of("p2p-acs-redirect")[0]).contains("keep ACS on"));
+}
+
+#[test]
+fn reasons_of_checks_are_codes_of_plans() {
+    for check in TABLE {
+        if let Some(code) = check.reason {
+            // Two checks share a code that plans had before; all others have the check's own name.
+            let shared = ["kernel-no-p2pdma", "gds-may-be-slower"].contains(&check.code);
+            assert!(shared || code.as_str() == check.code, "{} {code}", check.code);
+        }
+    }
+}
