@@ -1,4 +1,5 @@
 //! Every handed case that facts can decide, near misses, and inputs that lack what decides.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 
 mod doctor_common;
 

@@ -1,4 +1,5 @@
 //! The handed files, each recognised, with its right answer.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 
 mod doctor_common;
 

@@ -12,10 +12,13 @@ use super::{Input, Outcome, ReadError};
 /// Functions of one machine.
 const FUNCTIONS_MAX: u32 = 16_384;
 
+/// Most lines that are not indented, the first of them included, are functions.
 pub(super) fn recognise(head: &str) -> bool {
     let lines = head.lines().filter(|line| !line.trim().is_empty());
-    let mut heads = lines.filter(|line| !line.starts_with(char::is_whitespace)).take(40).peekable();
-    heads.peek().is_some() && heads.all(|line| device_line(line).is_some())
+    let heads = lines.filter(|line| !line.starts_with(char::is_whitespace)).take(40);
+    let functions: Vec<bool> = heads.map(|line| device_line(line).is_some()).collect();
+    let good = functions.iter().filter(|function| **function).count();
+    functions.first() == Some(&true) && good * 2 >= functions.len()
 }
 
 /// `[dddd:]bb:dd.f Class [cccc]: Vendor Device [vvvv:dddd] (rev xx)`.

@@ -50,7 +50,14 @@ pub(super) fn root_name(head: &str) -> Option<&str> {
         let end = match rest.as_bytes().first()? {
             b'?' => rest.find("?>")? + 2,
             b'!' if rest.starts_with("!--") => rest.find("-->")? + 3,
-            b'!' => rest.find('>')? + 1,
+            // A document type may hold a subset in brackets.
+            b'!' => match (rest.find('>')?, rest.find('[')) {
+                (end, Some(subset)) if subset < end => {
+                    let close = rest.get(subset..)?.find(']')? + subset;
+                    close + rest.get(close..)?.find('>')? + 1
+                }
+                (end, _) => end + 1,
+            },
             _ => {
                 let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_')?;
                 return rest.get(..end);
