@@ -204,12 +204,15 @@ fn dropping_a_transfer_or_its_engine_is_safe_while_chunks_are_in_flight() {
     let folder = &folders()[0];
     let path = write(folder.path(), "file", &pattern(7, SIZE));
     for drop_engine_first in [true, false] {
-        let engine = engine(&gpu);
+        let mut tiny = config();
+        tiny.pool_bytes = 8 << 20; // Two slots: most chunks have not been claimed yet.
+        let engine = Engine::new(&gpu, tiny);
         let file = open(&path);
+        gpu.as_sim().unwrap().faults().arm(Site::Copy, 0, Effect::Stall);
         gpu.as_sim().unwrap().faults().arm(Site::Copy, 0, Effect::Stall);
         let buffer = gpu.alloc(file.size()).unwrap();
         let transfer = engine.submit(whole(&file, &buffer)).unwrap();
-        wait_until(|| gpu.as_sim().unwrap().faults().stalled() == 1);
+        wait_until(|| engine.pool_usage().busy == 2);
         drop(buffer);
         let release = std::thread::spawn({
             let gpu = gpu.clone();
