@@ -194,13 +194,15 @@ pub fn glob(data: &[u8]) {
 /// share a page between a direct and a buffered part.
 pub fn transfer(data: &[u8]) {
     let Some((&[slot, block], rest)) = data.split_first_chunk() else { return };
-    let grid = Grid { slot_bytes: 1 << (slot % 28), block_bytes: 1 << (block % 28) };
+    // Large slots, so that an input is a handful of chunks and not a million.
+    let grid = Grid { slot_bytes: 1 << (12 + slot % 16), block_bytes: 1 << (block % 28) };
     let segments: Vec<Segment> = rest.chunks_exact(18).filter_map(segment).collect();
     let Ok(transfer) = split(&segments, grid) else { return };
     let mut moved = 0;
     for chunk in &transfer.chunks {
         assert!(chunk.span.contains(chunk.want) && chunk.span.len <= grid.slot_bytes);
-        assert!(chunk.span.start % grid.block_bytes == 0 && chunk.span.len % grid.block_bytes == 0);
+        assert!(chunk.span.start.is_multiple_of(grid.block_bytes));
+        assert!(chunk.span.len.is_multiple_of(grid.block_bytes));
         let pieces = &transfer.pieces[chunk.pieces.clone()];
         assert_eq!(pieces.iter().map(|piece| piece.len).sum::<u64>(), chunk.bytes);
         for piece in pieces {
@@ -210,8 +212,8 @@ pub fn transfer(data: &[u8]) {
         moved += chunk.bytes;
         let parts = split_write(chunk.want, 4096);
         assert_eq!(parts.head.len + parts.middle.len + parts.tail.len, chunk.want.len);
-        assert!(parts.middle.is_empty() || parts.middle.start % 4096 == 0);
-        assert!(parts.middle.is_empty() || parts.middle.len % 4096 == 0);
+        assert!(parts.middle.is_empty() || parts.middle.start.is_multiple_of(4096));
+        assert!(parts.middle.is_empty() || parts.middle.len.is_multiple_of(4096));
     }
     assert_eq!(moved, transfer.bytes);
     assert_eq!(moved, segments.iter().map(|part| part.len).sum::<u64>());
@@ -225,7 +227,7 @@ fn segment(bytes: &[u8]) -> Option<Segment> {
     // Mostly numbers that fit each other; sometimes such as only an attacker would write.
     let wild = shape & 7 == 0;
     let file_offset = u64::from_le_bytes(*offset) >> if wild { 0 } else { 32 };
-    let len = if wild { len << 32 } else { len >> 6 };
+    let len = if wild { len << 32 } else { len >> 14 };
     let device_offset = u64::from(u32::from_le_bytes(*device));
     Some(Segment { file: u32::from(file % 3), file_offset, device_offset, len })
 }
