@@ -15,7 +15,7 @@ use std::path::{Component, Path};
 use beeline_core::addr::ByteRange;
 use beeline_core::model::{Header, Index, Layout, Pattern, Selection, Slice};
 use beeline_core::segment::Segment;
-use beeline_core::transfer::{Grid, split, split_write};
+use beeline_core::transfer::{CHUNKS_MAX, Grid, split, split_write};
 use mutate::Frame;
 
 /// One thing that is fuzzed.
@@ -197,6 +197,11 @@ pub fn transfer(data: &[u8]) {
     // Large slots, so that an input is a handful of chunks and not a million.
     let grid = Grid { slot_bytes: 1 << (12 + slot % 16), block_bytes: 1 << (block % 28) };
     let segments: Vec<Segment> = rest.chunks_exact(18).filter_map(segment).collect();
+    let chunks =
+        segments.iter().map(|part| part.len / grid.slot_bytes).fold(0, u64::saturating_add);
+    if (10_000..CHUNKS_MAX as u64).contains(&chunks) {
+        return; // Right, but it takes the time of a thousand other inputs.
+    }
     let Ok(transfer) = split(&segments, grid) else { return };
     let mut moved = 0;
     for chunk in &transfer.chunks {
