@@ -1,11 +1,22 @@
 //! File to device, against bare loops, in one run.
 //!
-//! `cargo bench -p beeline --bench storage -- [--to DEVICE] [--file PATH] [--gib N] [--runs N]`
+//! `cargo bench -p beeline --bench storage -- [--to DEVICE] [--file PATH] [--gib N] [--runs N]
+//! [--once warm|cold|mixed [--route NAME] | --raw | --context-only]`
+//!
+//! With `--file`, a file that exists is read as it is; its size is a multiple of 64 MiB. `--once`
+//! runs the engine alone, `--raw` the direct read, and prints a JSON object a run, for a script that
+//! compares them with others; `--context-only` opens the device and leaves.
 //!
 //! Every line is the median of the runs with the spread, in GB/s (10^9 bytes), with the CPU time of
 //! the whole process in seconds per GB and the routes the bytes took. The bytes of every engine run
 //! are compared with the file. Bare loops do not copy to a device unless their name says so.
-#![allow(clippy::unwrap_used, clippy::print_stdout, clippy::panic, missing_docs)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    clippy::panic,
+    missing_docs
+)]
 
 use std::fs;
 use std::io::Write;
@@ -49,7 +60,19 @@ fn main() {
     if args.iter().any(|arg| arg == "--list" || arg == "--test") {
         return; // `cargo test --benches` and nextest only ask what is here.
     }
+    if args.iter().any(|arg| arg == "--context-only") {
+        // What a process pays for the device alone: the floor under a fresh load.
+        let id = value(&args, "--to").unwrap().parse().unwrap();
+        drop(Gpu::open(&id).unwrap().alloc(1 << 20).unwrap());
+        return;
+    }
     let setup = Setup::new(&args);
+    if args.iter().any(|arg| arg == "--raw") {
+        return setup.raw();
+    }
+    if let Some(cache) = value(&args, "--once") {
+        return setup.once(&cache, value(&args, "--route").map(|name| name.parse().unwrap()));
+    }
     setup.describe();
     let threads = Config::default().threads;
     let warm = [Cache::Warm, Cache::Cold];
@@ -94,21 +117,21 @@ impl Cache {
 
 impl Setup {
     fn new(args: &[String]) -> Self {
-        let value = |name: &str| {
-            let at = args.iter().position(|arg| arg == name)?;
-            args.get(at + 1).cloned()
-        };
-        let size = value("--gib").map_or(2, |n| n.parse::<u64>().unwrap()) << 30;
-        let path = value("--file").map_or_else(
-            || PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("beeline-bench"),
-            PathBuf::from,
-        );
+        let value = |name| value(args, name);
+        let path = value("--file").map_or_else(|| build_folder().join("bench"), PathBuf::from);
         let runs = value("--runs").map_or(5, |n| n.parse().unwrap());
         let gpu = match value("--to") {
             Some(id) => Gpu::open(&id.parse().unwrap()).unwrap(),
             None => Gpu::default_device().unwrap(),
         };
-        let crc = make(&path, size);
+        let (size, crc) = match fs::metadata(&path) {
+            Ok(meta) if value("--file").is_some() => (meta.len(), checksum(&path)),
+            _ => {
+                let size = value("--gib").map_or(2, |n| n.parse::<u64>().unwrap()) << 30;
+                (size, make(&path, size))
+            }
+        };
+        assert_eq!(size % STRETCH, 0, "the file is a multiple of 64 MiB");
         let device = gpu.alloc(size).unwrap();
         let engine = Engine::new(&gpu, Config::from_env());
         engine.warm_up(Config::from_env().pool_bytes).unwrap();
@@ -116,6 +139,42 @@ impl Setup {
         stream.fill(&device, 0, size, 0).unwrap();
         stream.synchronize(Instant::now() + Duration::from_secs(300)).unwrap();
         Self { path, size, runs, gpu, device, engine, crc }
+    }
+
+    /// One run of the engine, context, pool and destination ready, as JSON.
+    fn once(&self, cache: &str, route: Option<StorageRoute>) {
+        let cache = [Cache::Warm, Cache::Cold, Cache::Mixed]
+            .into_iter()
+            .find(|known| known.name() == cache)
+            .expect("warm, cold or mixed");
+        for _ in 0..self.runs {
+            self.prepare(cache);
+            let (start, cpu) = (Instant::now(), process_cpu_time());
+            let report = self.engine(route).expect("a route");
+            let seconds = start.elapsed().as_secs_f64();
+            let cpu = (process_cpu_time() - cpu).as_secs_f64();
+            let routes = describe(&report, self.size);
+            println!(
+                "{{\"bytes\":{},\"seconds\":{seconds:.6},\"cpu_seconds\":{cpu:.6},\"routes\":\"{routes}\"}}",
+                self.size
+            );
+            self.compare();
+        }
+    }
+
+    /// The raw read alone, as JSON.
+    fn raw(&self) {
+        for _ in 0..self.runs {
+            self.prepare(Cache::Cold);
+            let (start, cpu) = (Instant::now(), process_cpu_time());
+            self.direct();
+            let seconds = start.elapsed().as_secs_f64();
+            let cpu = (process_cpu_time() - cpu).as_secs_f64();
+            println!(
+                "{{\"bytes\":{},\"seconds\":{seconds:.6},\"cpu_seconds\":{cpu:.6}}}",
+                self.size
+            );
+        }
     }
 
     fn describe(&self) {
@@ -293,7 +352,30 @@ fn describe(report: &Report, size: u64) -> String {
     report.routes.iter().map(part).collect::<Vec<_>>().join(", ")
 }
 
-/// Writes a file of random bytes, or takes the one that is there, and answers its checksum.
+fn value(args: &[String], name: &str) -> Option<String> {
+    let at = args.iter().position(|arg| arg == name)?;
+    args.get(at + 1).cloned()
+}
+
+/// A folder on a drive: where this was built, or the system's where that does not exist (a bundle).
+fn build_folder() -> PathBuf {
+    let built = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    if built.is_dir() { built } else { std::env::temp_dir() }
+}
+
+fn checksum(path: &Path) -> u32 {
+    let mut crc = crc32fast::Hasher::new();
+    let mut file = fs::File::open(path).unwrap();
+    let mut bytes = vec![0; STRETCH as usize];
+    loop {
+        match std::io::Read::read(&mut file, &mut bytes).unwrap() {
+            0 => return crc.finalize(),
+            n => crc.update(&bytes[..n]),
+        }
+    }
+}
+
+/// Writes a file of random bytes and answers its checksum.
 fn make(path: &Path, size: u64) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
