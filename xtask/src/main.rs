@@ -3,6 +3,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)] // A task speaks to the person who ran it.
 
 mod demo;
+mod gpu_bundle;
 mod licences;
 mod skips;
 
@@ -16,6 +17,7 @@ type Task = (&'static str, &'static str, fn(&[String]) -> Outcome);
 
 const TASKS: &[Task] = &[
     ("demo", "[MIB]: make a sharded model and load it with verification", demo::run),
+    ("gpu-bundle", "[FOLDER]: one folder for a machine with a GPU and no Rust", gpu_bundle::run),
     ("licences", ": check the licence of every dependency against the allowed ones", licences::run),
     ("skips", "LOG LIST: compare the SKIP lines of a test log with the committed list", skips::run),
 ];
