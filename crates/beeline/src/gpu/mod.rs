@@ -136,6 +136,14 @@ impl Gpu {
         self.info().id
     }
 
+    /// The NUMA node whose memory and CPUs are nearest to the device; `None` where that is unknown or
+    /// makes no difference.
+    pub fn numa_node(&self) -> Option<u32> {
+        match &self.inner {
+            Inner::Sim(_) => None,
+        }
+    }
+
     /// Device memory now.
     ///
     /// # Errors

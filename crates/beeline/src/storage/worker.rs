@@ -24,7 +24,7 @@ use super::job::Job;
 use super::report::RouteReport;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{DeviceId, Event, Stream};
-use crate::memory::Slot;
+use crate::memory::{Slot, stay_near};
 
 /// Mapped chunks one worker has in flight: the next is registered while one is copied.
 const MAPPED_IN_FLIGHT: usize = 2;
@@ -80,6 +80,9 @@ impl Worker {
     }
 
     pub(super) fn run(mut self) {
+        if let Some(node) = self.shared.node {
+            stay_near(node);
+        }
         loop {
             let moved = self.reap_io() | self.retire_copies();
             if self.start_next() || moved {
