@@ -141,11 +141,12 @@ pub(super) fn load(path: Option<&Path>) -> Result<Loaded, OpenError> {
     // place) run here; loading it is what was asked for.
     let opened = unsafe { Dl::open(Some(name), RTLD_NOW | RTLD_LOCAL) };
     let dl = opened.map_err(|error| unloaded(library, &error))?;
-    let finder = Finder::new(std::mem::ManuallyDrop::new(dl));
+    let mut finder = Finder::new(std::mem::ManuallyDrop::new(dl));
     let version = driver_version(&finder)?;
     if version < OLDEST {
         return Err(OpenError::TooOld { found: version, needed: OLDEST });
     }
+    finder.version = version;
     let table = Table::load(&finder)?;
     let v1 = Symbol {
         name: "cuDeviceGetUuid",
@@ -205,11 +206,13 @@ struct Finder {
     dl: std::mem::ManuallyDrop<Dl>,
     v2: Option<ProcV2>,
     v1: Option<ProcV1>,
+    /// CUDA version of the driver; it is not asked for functions of later ones.
+    version: i32,
 }
 
 impl Finder {
     fn new(dl: std::mem::ManuallyDrop<Dl>) -> Self {
-        let mut finder = Self { dl, v2: None, v1: None };
+        let mut finder = Self { dl, v2: None, v1: None, version: 0 };
         // SAFETY: the type is the signature of cuGetProcAddress_v2 (CUDA 12.0).
         finder.v2 = unsafe { finder.dlsym("cuGetProcAddress_v2\0") };
         // SAFETY: the type is the signature of cuGetProcAddress (CUDA 11.3).
@@ -220,6 +223,9 @@ impl Finder {
     /// # Safety
     /// `F` is a function pointer type with the signature of `symbol` in its version.
     unsafe fn find<F: Copy>(&self, symbol: &Symbol) -> Result<Option<F>, OpenError> {
+        if symbol.version > self.version {
+            return Ok(None);
+        }
         let (found, status) = self.proc_address(symbol);
         if status == ProcStatus::VERSION_NOT_SUFFICIENT {
             let (symbol, version) = (symbol.name, symbol.version);
