@@ -121,14 +121,19 @@ fn a_read_that_never_returns_ends_the_wait_and_quarantines_its_buffer() {
         request.deadline = Some(Instant::now() + Duration::from_millis(300));
         let error = engine.run(request).unwrap_err();
         assert!(error.is_timeout(), "{error:?}");
-        assert!(error.to_string().contains("1 chunks are still in flight"), "{error}");
-        assert_eq!(engine.pool_usage().quarantined, 1, "{route}");
+        // A worker inside a blocking read cannot look at its copies, so more than one may be counted.
+        let held = engine.pool_usage().quarantined;
+        assert!(held >= 1, "{route} {:?}", engine.pool_usage());
+        assert!(
+            error.to_string().contains(&format!("{held} chunks are still in flight")),
+            "{error}"
+        );
         // The engine still serves others meanwhile.
         let other = open(&path);
         let second = gpu.alloc(other.size()).unwrap();
         engine.run(whole(&other, &second)).unwrap();
         assert!(contents(&gpu, &second) == bytes);
-        assert_eq!(engine.pool_usage().quarantined, 1);
+        assert!((1..=held).contains(&engine.pool_usage().quarantined));
         file.faults().release();
         wait_until(|| engine.pool_usage().quarantined == 0);
         assert_eq!(engine.pool_usage().busy, 0);
