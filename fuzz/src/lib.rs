@@ -12,7 +12,10 @@ mod common;
 
 use std::path::{Component, Path};
 
+use beeline_core::addr::ByteRange;
 use beeline_core::model::{Header, Index, Layout, Pattern, Selection, Slice};
+use beeline_core::segment::Segment;
+use beeline_core::transfer::{CHUNKS_MAX, Grid, split, split_write};
 use mutate::Frame;
 
 /// One thing that is fuzzed.
@@ -43,6 +46,7 @@ pub const TARGETS: &[Target] = &[
         dictionary: INDEX_WORDS,
     },
     Target { name: "glob", run: glob, frame: Frame::Plain, dictionary: GLOB_WORDS },
+    Target { name: "transfer", run: transfer, frame: Frame::Plain, dictionary: &[] },
 ];
 
 const HEADER_WORDS: &[&str] = &[
@@ -181,4 +185,54 @@ pub fn glob(data: &[u8]) {
             assert!(!matches || glob.matches(&name), "{pattern:?} should match {name:?}");
         }
     }
+}
+
+/// Splits a request into chunks: two bytes of grid, then 18 bytes a segment (file and shape of its
+/// numbers, file offset, device offset, length as 8, 4 and 4 bytes).
+///
+/// Promises: whatever is accepted goes exactly once, inside its buffer, on the grid; writes never
+/// share a page between a direct and a buffered part.
+pub fn transfer(data: &[u8]) {
+    let Some((&[slot, block], rest)) = data.split_first_chunk() else { return };
+    // Large slots, so that an input is a handful of chunks and not a million.
+    let grid = Grid { slot_bytes: 1 << (12 + slot % 16), block_bytes: 1 << (block % 28) };
+    let segments: Vec<Segment> = rest.chunks_exact(18).filter_map(segment).collect();
+    let chunks =
+        segments.iter().map(|part| part.len / grid.slot_bytes).fold(0, u64::saturating_add);
+    if (10_000..CHUNKS_MAX as u64).contains(&chunks) {
+        return; // Right, but it takes the time of a thousand other inputs.
+    }
+    let Ok(transfer) = split(&segments, grid) else { return };
+    let mut moved = 0;
+    for chunk in &transfer.chunks {
+        assert!(chunk.span.contains(chunk.want) && chunk.span.len <= grid.slot_bytes);
+        assert!(chunk.span.start.is_multiple_of(grid.block_bytes));
+        assert!(chunk.span.len.is_multiple_of(grid.block_bytes));
+        let pieces = &transfer.pieces[chunk.pieces.clone()];
+        assert_eq!(pieces.iter().map(|piece| piece.len).sum::<u64>(), chunk.bytes);
+        for piece in pieces {
+            let start = chunk.span.start + piece.slot_offset;
+            assert!(chunk.want.contains(ByteRange { start, len: piece.len }));
+        }
+        moved += chunk.bytes;
+        let parts = split_write(chunk.want, 4096);
+        assert_eq!(parts.head.len + parts.middle.len + parts.tail.len, chunk.want.len);
+        assert!(parts.middle.is_empty() || parts.middle.start.is_multiple_of(4096));
+        assert!(parts.middle.is_empty() || parts.middle.len.is_multiple_of(4096));
+    }
+    assert_eq!(moved, transfer.bytes);
+    assert_eq!(moved, segments.iter().map(|part| part.len).sum::<u64>());
+}
+
+fn segment(bytes: &[u8]) -> Option<Segment> {
+    let (&[file, shape], rest) = bytes.split_first_chunk()?;
+    let (offset, rest) = rest.split_first_chunk::<8>()?;
+    let (device, rest) = rest.split_first_chunk::<4>()?;
+    let len = u64::from(u32::from_le_bytes(*rest.first_chunk()?));
+    // Mostly numbers that fit each other; sometimes such as only an attacker would write.
+    let wild = shape & 7 == 0;
+    let file_offset = u64::from_le_bytes(*offset) >> if wild { 0 } else { 32 };
+    let len = if wild { len << 32 } else { len >> 14 };
+    let device_offset = u64::from(u32::from_le_bytes(*device));
+    Some(Segment { file: u32::from(file % 3), file_offset, device_offset, len })
 }

@@ -9,6 +9,7 @@ pub mod config;
 pub mod error;
 pub mod gpu;
 pub mod memory;
+pub mod model;
 pub mod storage;
 
 pub use beeline_core as core;

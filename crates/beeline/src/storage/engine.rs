@@ -93,6 +93,8 @@ pub struct Engine {
 /// What workers, transfers and the engine itself know.
 pub(super) struct Shared {
     pub(super) config: Config,
+    /// Where the device sits, for workers to stay near.
+    pub(super) node: Option<u32>,
     pub(super) pool: Pool,
     queue: Mutex<Queue>,
     work: Condvar,
@@ -126,6 +128,7 @@ impl Engine {
     /// An engine that shares `budget` with others.
     pub fn with_budget(gpu: &Gpu, config: Config, budget: Arc<Budget>) -> Self {
         let shared = Shared {
+            node: gpu.numa_node(),
             pool: Pool::new(gpu, budget),
             config,
             queue: Mutex::default(),

@@ -140,6 +140,33 @@ impl File {
         Stamp { size: self.stat.size, mtime: self.stat.mtime }
     }
 
+    /// Reads `len` bytes from `at` on with plain system calls, for headers and checks.
+    ///
+    /// # Errors
+    /// `is_corrupt` where the file ends before; what `pread(2)` says; `is_out_of_memory`.
+    pub(crate) fn read_to_vec(&self, at: u64, len: u64) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let size = usize::try_from(len).unwrap_or(usize::MAX);
+        bytes.try_reserve_exact(size).map_err(|error| {
+            Error::new(crate::error::Kind::OutOfMemory, format!("no room for {len} bytes"))
+                .because(error)
+        })?;
+        bytes.resize(size, 0);
+        let mut done = 0;
+        while let Some(rest) = bytes.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            match rustix::io::pread(&*self.buffered, rest, at + done as u64) {
+                Ok(0) => {
+                    let text = format!("{} ended early", self.path.display());
+                    return Err(Error::new(crate::error::Kind::Corrupt, text).coded("file-changed"));
+                }
+                Ok(n) => done += n,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(Error::at("read", &self.path, error.into())),
+            }
+        }
+        Ok(bytes)
+    }
+
     /// Checks that the contents are still those of [`Self::stamp`].
     ///
     /// # Errors

@@ -24,7 +24,7 @@ use super::job::Job;
 use super::report::RouteReport;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{DeviceId, Event, Stream};
-use crate::memory::Slot;
+use crate::memory::{Slot, stay_near};
 
 /// Mapped chunks one worker has in flight: the next is registered while one is copied.
 const MAPPED_IN_FLIGHT: usize = 2;
@@ -80,6 +80,9 @@ impl Worker {
     }
 
     pub(super) fn run(mut self) {
+        if let Some(node) = self.shared.node {
+            stay_near(node);
+        }
         loop {
             let moved = self.reap_io() | self.retire_copies();
             if self.start_next() || moved {
@@ -296,8 +299,9 @@ impl Worker {
             let at = chunk.span.start + flight.moved;
             let slot = flight.slot.as_ref().and_then(Slot::memory).ok_or_else(lost)?;
             let n = self.shared.blocking(&self.mark, || {
-                let len = file.faults().hit(end - flight.moved)?;
-                sys::pread(fd.as_fd(), slot.mem(), flight.moved, len, at)
+                let most = file.faults().hit(end - flight.moved)?;
+                let n = sys::pread(fd.as_fd(), slot.mem(), flight.moved, end - flight.moved, at)?;
+                Ok::<u64, io::Error>(n.min(most))
             });
             match n {
                 Ok(0) => return Err(ended(file, at, chunk.want)),
@@ -553,8 +557,10 @@ impl Worker {
         let mut at = range.start;
         while at < range.end() {
             let n = self.shared.blocking(&self.mark, || {
-                let len = file.faults().hit(range.end() - at)?;
-                sys::pwrite(fd.as_fd(), memory.mem(), at - write_base(want), len, at)
+                let most = file.faults().hit(range.end() - at)?;
+                let from = at - write_base(want);
+                let n = sys::pwrite(fd.as_fd(), memory.mem(), from, range.end() - at, at)?;
+                Ok::<u64, io::Error>(n.min(most))
             });
             match n {
                 Ok(0) => return Err(write_failed(file, range, io::ErrorKind::WriteZero.into())),

@@ -121,14 +121,19 @@ fn a_read_that_never_returns_ends_the_wait_and_quarantines_its_buffer() {
         request.deadline = Some(Instant::now() + Duration::from_millis(300));
         let error = engine.run(request).unwrap_err();
         assert!(error.is_timeout(), "{error:?}");
-        assert!(error.to_string().contains("1 chunks are still in flight"), "{error}");
-        assert_eq!(engine.pool_usage().quarantined, 1, "{route}");
+        // A worker inside a blocking read cannot look at its copies, so more than one may be counted.
+        let held = engine.pool_usage().quarantined;
+        assert!(held >= 1, "{route} {:?}", engine.pool_usage());
+        assert!(
+            error.to_string().contains(&format!("{held} chunks are still in flight")),
+            "{error}"
+        );
         // The engine still serves others meanwhile.
         let other = open(&path);
         let second = gpu.alloc(other.size()).unwrap();
         engine.run(whole(&other, &second)).unwrap();
         assert!(contents(&gpu, &second) == bytes);
-        assert_eq!(engine.pool_usage().quarantined, 1);
+        assert!((1..=held).contains(&engine.pool_usage().quarantined));
         file.faults().release();
         wait_until(|| engine.pool_usage().quarantined == 0);
         assert_eq!(engine.pool_usage().busy, 0);
@@ -204,12 +209,15 @@ fn dropping_a_transfer_or_its_engine_is_safe_while_chunks_are_in_flight() {
     let folder = &folders()[0];
     let path = write(folder.path(), "file", &pattern(7, SIZE));
     for drop_engine_first in [true, false] {
-        let engine = engine(&gpu);
+        let mut tiny = config();
+        tiny.pool_bytes = 8 << 20; // Two slots: most chunks have not been claimed yet.
+        let engine = Engine::new(&gpu, tiny);
         let file = open(&path);
+        gpu.as_sim().unwrap().faults().arm(Site::Copy, 0, Effect::Stall);
         gpu.as_sim().unwrap().faults().arm(Site::Copy, 0, Effect::Stall);
         let buffer = gpu.alloc(file.size()).unwrap();
         let transfer = engine.submit(whole(&file, &buffer)).unwrap();
-        wait_until(|| gpu.as_sim().unwrap().faults().stalled() == 1);
+        wait_until(|| engine.pool_usage().busy == 2);
         drop(buffer);
         let release = std::thread::spawn({
             let gpu = gpu.clone();

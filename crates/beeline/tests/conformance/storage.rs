@@ -195,7 +195,8 @@ fn sparse_files_over_4_gib_keep_their_holes_zero() {
         let plain = std::fs::File::create(&path).unwrap();
         let size = (4_u64 << 30) + (3 << 20) + 1;
         plain.set_len(size).unwrap();
-        let marks = [0, (2 << 30) - 2, 0x7fff_effe, (4 << 30) - 2, size - 4];
+        // Around the largest read of one system call, and around 32 bits.
+        let marks = [0, 0x7fff_effe, (4 << 30) - 2, size - 4];
         for &at in &marks {
             plain.write_all_at(b"mark", at).unwrap();
         }

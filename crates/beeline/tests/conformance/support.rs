@@ -67,7 +67,10 @@ pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
 /// Folders on different file systems, so that every route is taken somewhere: the build folder
 /// (a drive) and shared memory.
 pub(crate) fn folders() -> Vec<tempfile::TempDir> {
-    let mut folders = vec![tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()];
+    let built = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    // A bundle runs on another machine, where the build folder does not exist.
+    let drive = if built.is_dir() { built } else { Path::new("/tmp") };
+    let mut folders = vec![tempfile::tempdir_in(drive).unwrap()];
     match tempfile::tempdir_in("/dev/shm") {
         Ok(folder) => folders.push(folder),
         Err(_) => println!("SKIP tmpfs"),
