@@ -78,6 +78,7 @@ codes! {
     DmabufExport = "dmabuf-export", "GPU memory cannot be exported as dma-buf", "open kernel modules and Linux 5.12";
     PeermemNoApi = "peermem-no-api", "the peer memory module cannot find its interface", "MOFED or DOCA-OFED, rebuild; dma-buf only on 5.12 with open modules";
     PeermemAbiMismatch = "peermem-abi-mismatch", "the peer memory module was built against another ib_core", "rebuild against the running ib_core";
+    PeermemNotRegistered = "peermem-not-registered", "the peer memory module is loaded and not registered", "load it after ib_core; look at dmesg";
     GdrDisabled = "gdr-disabled", "the library says that GPUDirect RDMA is off", "load nvidia-peermem or enable dma-buf";
     DmabufUnsupported = "dmabuf-unsupported", "the RDMA provider or driver has no dma-buf registration", "upgrade the provider, else dma-buf off and peermem";
     DmabufKernelTooOld = "dmabuf-kernel-too-old", "the kernel's RDMA core has no dma-buf registration", "Linux 5.12 or a matching OFED";

@@ -68,6 +68,7 @@ fn without_any_input_no_check_fails() {
 fn every_check_that_can_fail_has_its_three_inputs() {
     // Remarks cannot fail: they have nothing to miss.
     let remarks = [
+        "peermem-not-registered",
         "link-sample-low",
         "rdma-device-absent",
         "kernel-no-p2pdma",
@@ -142,6 +143,18 @@ fn remedies_turn_round_in_a_guest_and_on_arm() {
     machine.platform.arch = Some(beeline_core::facts::Fact { value: "aarch64".into(), origin });
     let report = run(&machine);
     assert!(words(report.of("p2p-acs-redirect")[0]).contains("keep ACS on"));
+}
+
+#[test]
+fn loaded_is_not_registered() {
+    let mut machine = from_inputs(&["lsmod-peermem.txt"]).unwrap();
+    assert_eq!(run(&machine).of("peermem-not-registered")[0].status, Status::Skip);
+    let origin = beeline_core::facts::Origin::default();
+    let yes = || beeline_core::facts::Fact { value: true, origin };
+    machine.platform.memory_peers_listed = Some(yes());
+    assert_eq!(run(&machine).of("peermem-not-registered")[0].status, Status::Fail);
+    machine.platform.memory_peers.insert("nv_mem".into(), yes());
+    assert_eq!(run(&machine).of("peermem-not-registered")[0].status, Status::Pass);
 }
 
 #[test]

@@ -10,6 +10,7 @@ pub mod error;
 pub mod gpu;
 pub mod memory;
 pub mod model;
+pub mod probe;
 pub mod storage;
 
 pub use beeline_core as core;

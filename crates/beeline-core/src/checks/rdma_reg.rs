@@ -109,6 +109,30 @@ pub(super) fn peermem_context(context: &Context<'_>) -> Verdict {
         .into()
 }
 
+/// The module is loaded, and the kernel does not know it as a peer memory client.
+pub(super) fn peermem_registered(context: &Context<'_>) -> Verdict {
+    match context.peermem_loaded() {
+        Some(true) => {}
+        Some(false) => return Verdict::pass("no peer memory module is loaded"),
+        None => return Verdict::skip(&["lsmod"]),
+    }
+    let platform = &context.machine.platform;
+    let Some(listed) = platform.memory_peers_listed.as_ref() else {
+        return Verdict::skip(&["/sys/kernel/mm/memory_peers"]);
+    };
+    if platform.memory_peers.keys().any(|client| client.contains("nv")) {
+        return Verdict::pass("the peer memory module is registered with the kernel");
+    }
+    let module = platform.modules.iter().find(|(name, _)| is_peermem(name));
+    Finding::error("the peer memory module is loaded and not registered: loading it is not enough")
+        .seen([context.cite(listed.origin)])
+        .seen(module.map(|(_, fact)| context.cite(fact.origin)))
+        .fix([
+            "load it after ib_core of the OFED it was built against; look at dmesg for its symbols",
+        ])
+        .into()
+}
+
 /// One node of a job uses GPUDirect RDMA and another does not.
 pub(super) fn gdr_asymmetric(context: &Context<'_>) -> Verdict {
     let channels = context.network_channels();

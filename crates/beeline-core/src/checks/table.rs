@@ -217,6 +217,17 @@ pub const TABLE: &[Check] = &[
         run: rdma_reg::peermem_context,
     },
     Check {
+        code: "peermem-not-registered",
+        title: "the peer memory module is loaded and not registered",
+        needs: "lsmod and /sys/kernel/mm/memory_peers",
+        decides: "loaded, and no client of that name",
+        remedy: "load it after ib_core; look at dmesg",
+        source: "nvidia-peermem documentation",
+        reason: Some(Code::PeermemNotRegistered),
+        after: &["peermem-no-api", "peermem-abi-mismatch"],
+        run: rdma_reg::peermem_registered,
+    },
+    Check {
         code: "gdr-asymmetric",
         title: "one node of a job does not use GPUDirect RDMA",
         needs: "NCCL_DEBUG logs of all nodes",

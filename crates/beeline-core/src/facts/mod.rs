@@ -8,6 +8,7 @@ pub mod event;
 pub mod json;
 pub mod machine;
 pub mod parse;
+pub mod pci_config;
 pub mod platform;
 pub mod redact;
 
@@ -17,4 +18,4 @@ pub use machine::{
     Acs, Cell, Distance, Endpoint, Fact, Gpu, IommuType, Known, Link, Machine, Nic, Origin,
     P2pStatus, Parent, PciDevice, Port, PortKind, Source,
 };
-pub use parse::{Kind, ReadError, read, read_tree};
+pub use parse::{Kind, ReadError, read, read_as, read_tree, register_functions};

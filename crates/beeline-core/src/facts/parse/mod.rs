@@ -229,6 +229,43 @@ pub fn read(machine: &mut Machine, name: &str, bytes: &[u8]) -> Result<Kind, Rea
     Ok(*kind)
 }
 
+/// [`read`] for an input whose kind is known by where it came from, such as a file of `/proc`.
+pub fn read_as(
+    machine: &mut Machine,
+    kind: Kind,
+    name: &str,
+    bytes: &[u8],
+) -> Result<(), ReadError> {
+    let refuse = |message: String| ReadError { name: name.to_string(), line: 0, message };
+    let Some((_, _, parse)) = PARSERS.iter().find(|(known, _, _)| *known == kind) else {
+        return Err(refuse(alloc::format!("{} is not the content of one file", kind.as_str())));
+    };
+    if bytes.len() > BYTES_MAX {
+        return Err(refuse(alloc::format!("{} bytes, more than {BYTES_MAX}", bytes.len())));
+    }
+    let text = core::str::from_utf8(bytes).map_err(|_| refuse("not UTF-8 text".to_string()))?;
+    let source = new_source(machine).map_err(refuse)?;
+    let mut draft = machine.clone();
+    let outcome = parse(&mut draft, &Input { text, name, source })?;
+    let lines = u32::try_from(text.lines().count()).unwrap_or(u32::MAX);
+    draft.sources.push(Source {
+        kind,
+        name: name.to_string(),
+        lines,
+        truncated: outcome.truncated,
+    });
+    *machine = draft;
+    Ok(())
+}
+
+/// Gives every PCI function that is a GPU or a NIC a record of its own.
+pub fn register_functions(machine: &mut Machine, at: Origin) {
+    let functions: Vec<super::bdf::Bdf> = machine.pci.keys().copied().collect();
+    for bdf in functions {
+        lspci::register(machine, bdf, at);
+    }
+}
+
 /// The number that the next source of `machine` will have.
 pub(crate) fn new_source(machine: &Machine) -> Result<u16, String> {
     let number = machine.sources.len();

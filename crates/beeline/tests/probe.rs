@@ -1,0 +1,135 @@
+//! Gathering below a captured root, and on the machine the tests run on.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use beeline::probe::{Options, gather};
+use beeline_core::checks::{Status, run};
+use beeline_core::facts::{Distance, Known, json};
+use beeline_core::topology::{Point, Topology};
+
+fn put(root: &Path, path: &str, text: impl AsRef<[u8]>) {
+    let full = root.join(path);
+    fs::create_dir_all(full.parent().unwrap()).unwrap();
+    fs::write(full, text).unwrap();
+}
+
+/// A configuration space with a port kind and ACS control bits.
+fn config(port: u16, acs: Option<u16>) -> Vec<u8> {
+    let mut space = vec![0u8; 4096];
+    space[0x06] = 0x10;
+    space[0x34] = 0x40;
+    space[0x40] = 0x10;
+    space[0x42..0x44].copy_from_slice(&(2 | port << 4).to_le_bytes());
+    if let Some(acs) = acs {
+        space[0x100..0x104].copy_from_slice(&0x0001_000du32.to_le_bytes());
+        space[0x106..0x108].copy_from_slice(&acs.to_le_bytes());
+    }
+    space
+}
+
+/// One PCI function below `/sys/devices`, and its entry in the list of the bus.
+fn function(root: &Path, above: &str, bdf: &str, ids: [&str; 3], space: Vec<u8>) -> String {
+    let place = format!("{above}/{bdf}");
+    let base = format!("sys/devices/{place}");
+    for (name, text) in [("class", ids[0]), ("vendor", ids[1]), ("device", ids[2])] {
+        put(root, &format!("{base}/{name}"), format!("{text}\n"));
+    }
+    put(root, &format!("{base}/numa_node"), "0\n");
+    put(root, &format!("{base}/config"), space);
+    put(root, &format!("{base}/current_link_speed"), "16.0 GT/s PCIe\n");
+    put(root, &format!("{base}/current_link_width"), "16\n");
+    let list = root.join("sys/bus/pci/devices");
+    fs::create_dir_all(&list).unwrap();
+    symlink(format!("../../../devices/{place}"), list.join(bdf)).unwrap();
+    place
+}
+
+/// Two GPUs and a NIC below one switch whose ports redirect.
+fn captured(root: &Path) {
+    let bridge = ["0x060400", "0x1000", "0xc010"];
+    let root_port = function(root, "pci0000:00", "0000:00:01.0", bridge, config(4, Some(0)));
+    let up = function(root, &root_port, "0000:01:00.0", bridge, config(5, None));
+    for (slot, bus) in [("00", "03"), ("01", "04"), ("02", "05")] {
+        let port = function(root, &up, &format!("0000:02:{slot}.0"), bridge, config(6, Some(0x1d)));
+        let ids = if bus == "05" {
+            ["0x020700", "0x15b3", "0x101b"]
+        } else {
+            ["0x030200", "0x10de", "0x20b5"]
+        };
+        function(root, &port, &format!("0000:{bus}:00.0"), ids, config(0, None));
+    }
+    put(root, "sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n");
+    put(root, "sys/class/infiniband/mlx5_0/ports/1/link_layer", "InfiniBand\n");
+    symlink("../../../devices/0000:05:00.0", root.join("sys/class/infiniband/mlx5_0/device"))
+        .unwrap();
+    put(root, "proc/cmdline", "BOOT_IMAGE=/vmlinuz root=/dev/sda1 iommu=pt\n");
+    put(root, "proc/version", "Linux version 6.8.0-60-generic (x@y) (gcc) #63 SMP\n");
+    put(root, "boot/config-6.8.0-60-generic", "CONFIG_PCI=y\n# CONFIG_PCI_P2PDMA is not set\n");
+    put(root, "proc/modules", "nvidia 1 1 - Live 0x0\nnvidia_peermem 1 0 - Live 0x0\n");
+    put(
+        root,
+        "proc/self/limits",
+        "Max locked memory         unlimited            unlimited            bytes\n",
+    );
+    put(
+        root,
+        "proc/driver/nvidia/gpus/0000:03:00.0/information",
+        "Model: \t\t NVIDIA A100-PCIE-40GB\nGPU UUID: \t GPU-00000000-0000-0000-0000-000000000003\n",
+    );
+    put(root, "sys/devices/system/node/node0/cpulist", "0-15\n");
+    put(root, "dev/nvidia0", "");
+    put(root, "dev/infiniband/uverbs0", "");
+    put(root, "dmesg", "[    1.0] iommu: Default domain type: Passthrough\n");
+}
+
+#[test]
+fn a_captured_root_gives_tree_bits_and_reasons() {
+    let dir = tempfile::tempdir().unwrap();
+    captured(dir.path());
+    let machine = gather(&Options { root: dir.path().to_owned(), ..Options::default() });
+    let topology = Topology::new(&machine);
+    assert_eq!(machine.gpus.len(), 2);
+    let distance = topology.distance(Point::Gpu(0), Point::Gpu(1));
+    assert_eq!(distance.known(), Some(Distance::Pix));
+    let near = topology.nics_near(0);
+    assert_eq!(near, [("mlx5_0", Distance::Pix)]);
+    assert_eq!(machine.nics.len(), 1, "the NIC has one record, under its RDMA name");
+    assert_eq!(machine.gpus[0].name.known().unwrap(), "NVIDIA A100-PCIE-40GB");
+    assert_eq!(topology.mb_per_s(Point::Gpu(0), Point::Gpu(1)), Some(24_000));
+
+    let report = run(&machine);
+    let failed: Vec<&str> = report.failures().map(|finding| finding.check).collect();
+    assert_eq!(failed, ["p2p-acs-redirect"]);
+    let found = report.of("p2p-acs-redirect")[0];
+    assert!(
+        found.message.contains("0000:02:00.0 0x001d") && found.message.contains("0000:02:01.0")
+    );
+    assert!(!found.message.contains("0000:02:02.0"), "the NIC's port is not between the GPUs");
+    assert!(report.of("kernel-no-p2pdma")[0].message.contains("not set"));
+    assert_eq!(report.of("p2p-iommu-translated")[0].status, Status::Pass);
+
+    let saved = json::save(&machine, false).unwrap();
+    assert!(!saved.contains("GPU-00000000") && !saved.contains(dir.path().to_str().unwrap()));
+    let loaded = json::load(&saved).unwrap();
+    assert_eq!(run(&loaded).failures().count(), 1);
+}
+
+#[test]
+fn an_empty_root_gives_an_empty_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let machine = gather(&Options { root: dir.path().to_owned(), ..Options::default() });
+    assert!(machine.pci.is_empty() && machine.gpus.is_empty() && machine.nics.is_empty());
+    assert_eq!(run(&machine).failures().count(), 0);
+}
+
+#[test]
+fn the_running_machine_is_read_without_an_error() {
+    let machine = gather(&Options::default());
+    assert!(machine.platform.kernel.is_some());
+    run(&machine);
+    let saved = json::save(&machine, true).unwrap();
+    assert_eq!(json::load(&saved).unwrap(), machine);
+}
