@@ -26,6 +26,7 @@ pub(crate) fn run(_flags: &ManFlags) -> Result<Answer, Failure> {
 fn page() -> io::Result<Vec<u8>> {
     let mut command = Cli::command().disable_help_subcommand(true);
     command.build();
+    let extra = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
     let subcommands: Vec<clap::Command> = command.get_subcommands().cloned().collect();
     let main = Man::new(command);
     let mut page = Vec::new();
@@ -37,7 +38,7 @@ fn page() -> io::Result<Vec<u8>> {
     for subcommand in subcommands.into_iter().filter(|command| !command.is_hide_set()) {
         page.extend_from_slice(&section(subcommand)?);
     }
-    main.render_extra_section(&mut page)?;
+    page.extend_from_slice(tables(&extra).as_bytes());
     main.render_version_section(&mut page)?;
     Ok(page)
 }
@@ -59,4 +60,38 @@ fn section(command: clap::Command) -> io::Result<Vec<u8>> {
         }
     }
     Ok(out)
+}
+
+/// The text behind the help: each heading ("Examples:") becomes a section, its lines stay as they are.
+fn tables(text: &str) -> String {
+    let mut out = String::new();
+    for block in text.split("\n\n") {
+        let (heading, lines) = block.split_once('\n').unwrap_or((block, ""));
+        let heading = heading.trim_end_matches(':').to_uppercase();
+        out.push_str(&format!(".SH \"{}\"\n.nf\n", escape(&heading)));
+        for line in lines.lines() {
+            out.push_str(&format!("{}\n", escape(line.trim_start())));
+        }
+        out.push_str(".fi\n");
+    }
+    out
+}
+
+/// Text that roff takes for nothing else: no escape, no control line, no typographic hyphen.
+fn escape(line: &str) -> String {
+    let text = line.replace('\\', "\\e").replace('-', "\\-");
+    if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_never_taken_for_a_request() {
+        let page = tables("Examples:\n  .x -a \\\n  plain\n\nMore:\n  'y");
+        let expected = ".SH \"EXAMPLES\"\n.nf\n\\&.x \\-a \\e\nplain\n.fi\n\
+                        .SH \"MORE\"\n.nf\n\\&'y\n.fi\n";
+        assert_eq!(page, expected);
+    }
 }
