@@ -25,6 +25,19 @@ pub enum Level {
     Verified,
 }
 
+impl Level {
+    /// The name, for output.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Refused => "refused",
+            Self::Unknown => "unknown",
+            Self::Capable => "capable",
+            Self::Plausible => "plausible",
+            Self::Verified => "verified",
+        }
+    }
+}
+
 /// One path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PathVerdict {

@@ -181,6 +181,7 @@ pub fn storage(
     let mut plan = Plan { choices: Vec::new(), rejected: Vec::new() };
     for route in StorageRoute::ALL {
         let verdict = possible(route, file, device, host)
+            .and_then(|why| fits_operation(route, request.operation).map(|()| why))
             .and_then(|why| asked_for(route, request).map(|()| why))
             .and_then(|why| preferred(route, request, host).map(|()| why));
         match verdict {
@@ -253,6 +254,14 @@ fn peer_refusal(route: StorageRoute, file: &FileFacts, device: &DeviceFacts) -> 
         StorageRoute::Nvme => Reason::new(Code::NoVfioNvme),
         _ => Reason::new(Code::KernelNoP2pDma),
     }
+}
+
+/// Whether the route carries bytes that way.
+fn fits_operation(route: StorageRoute, operation: Operation) -> Result<(), Reason> {
+    if route == StorageRoute::MappedPageCache && operation == Operation::Write {
+        return Err(Reason::new(Code::MappedReadOnly));
+    }
+    Ok(())
 }
 
 /// Whether the caller's mode and choice allow the route.
@@ -427,6 +436,16 @@ mod tests {
             plan.rejection(StorageRoute::MappedPageCache).unwrap().code,
             Code::DeviceCannotMap
         );
+    }
+
+    #[test]
+    fn nothing_is_written_through_mapped_pages() {
+        let named = Some(StorageRoute::MappedPageCache);
+        let write = StorageRequest { operation: Operation::Write, ..ask(Mode::Auto, named) };
+        let plan = storage(write, &file(), &sim(), &host(true));
+        assert!(plan.choices.is_empty());
+        let why = plan.rejection(StorageRoute::MappedPageCache).unwrap();
+        assert_eq!(why.code, Code::MappedReadOnly);
     }
 
     #[test]

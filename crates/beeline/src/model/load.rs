@@ -127,8 +127,19 @@ impl Loading {
     /// The first failure; `is_corrupt` where a file changed while it was read; `is_cancelled`;
     /// `is_timeout`.
     pub fn wait(self) -> Result<Loaded> {
+        self.wait_with(|_| {})
+    }
+
+    /// [`Self::wait`], calling `tick` about ten times a second with how far the load is.
+    ///
+    /// # Errors
+    /// Those of [`Self::wait`].
+    pub fn wait_with(self, tick: impl FnMut(Progress)) -> Result<Loaded> {
         let Self { files, layout, devices, transfer } = self;
-        let report = transfer.map_or_else(|| Ok(Report::default()), Transfer::wait)?;
+        let report = match transfer {
+            Some(transfer) => transfer.wait_with(tick)?,
+            None => Report::default(),
+        };
         for file in &files {
             file.check_unchanged()?;
         }

@@ -220,10 +220,19 @@ impl Transfer {
     /// nothing has finished for [`crate::config::Config::stall_timeout`]. After a timeout, bytes of
     /// the destination may still change until the chunks in flight have finished.
     pub fn wait(self) -> Result<Report> {
+        self.wait_with(|_| {})
+    }
+
+    /// [`Self::wait`], calling `tick` about ten times a second with how far the transfer is.
+    ///
+    /// # Errors
+    /// Those of [`Self::wait`].
+    pub fn wait_with(self, mut tick: impl FnMut(Progress)) -> Result<Report> {
         loop {
             if self.wait_for(Duration::from_millis(100)) {
                 return self.result();
             }
+            tick(self.progress());
             let now = Instant::now();
             let last = lock(&self.job.state).last_progress.unwrap_or(self.job.started_at);
             let stalled = now.saturating_duration_since(last);

@@ -23,8 +23,11 @@ pub use fault::{IoEffect, IoFaults};
 pub use file::{File, Stamp};
 pub use job::{CancelToken, Progress, Transfer};
 pub use report::{Report, RouteReport};
-pub use residency::Prober;
+pub use residency::{Prober, RouteShare};
 pub use whole::WholeFile;
+
+/// CPU time of the whole process, for CPU-seconds per byte.
+pub use beeline_sys::thread::process_cpu_time;
 
 pub use beeline_core::plan::{
     Mode, Operation, Plan, Residency, StorageRequest, StorageRoute, route_chunk,

@@ -64,6 +64,15 @@ impl WholeFile {
         &self.file
     }
 
+    /// Sets the permission bits that the file will have, whatever those of the old one are.
+    ///
+    /// # Errors
+    /// What `fchmod(2)` says.
+    pub fn set_mode(&self, mode: u32) -> Result<()> {
+        rustix::fs::fchmod(&**self.file.buffered(), Mode::from_raw_mode(mode & 0o7777))
+            .map_err(|error| Error::at("set the permissions of", &self.target, error.into()))
+    }
+
     /// Gives the file its name, in one step that no reader can see half of. With `sync`, the bytes
     /// and the name are on the drive when this returns.
     ///
