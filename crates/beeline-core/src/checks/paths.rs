@@ -108,6 +108,10 @@ fn peer(context: &Context<'_>, a: usize, b: usize) -> (Level, String) {
             if capable { "joined by NVLink; run a probe to verify" } else { "joined by NVLink" };
         return (Level::Plausible, why.to_string());
     }
+    let distance = context.topology.distance(Point::Gpu(a), Point::Gpu(b)).known();
+    if !capable && distance.is_some_and(|distance| distance >= Distance::Node) {
+        return (Level::Unknown, "far apart: staged through the host by default".to_string());
+    }
     let path = context.topology.path(Point::Gpu(a), Point::Gpu(b));
     if !context.topology.redirecting(&path).is_empty() {
         return (Level::Refused, "ACS redirect on the way".to_string());
