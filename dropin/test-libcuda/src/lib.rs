@@ -22,7 +22,7 @@
 //! | `BEELINE_TEST_CUDA_LOST` | what a lost device answers, 999 |
 //! | `CUDA_VISIBLE_DEVICES` | as the driver reads it: ordinals or whole UUIDs |
 //!
-//! [`control`] lists functions of its own by which a test looks behind the driver.
+//! The module `control` has functions of its own by which a test looks behind the driver.
 
 mod control;
 mod device;

@@ -77,6 +77,7 @@ pub(crate) struct Physical {
 
 thread_local! {
     static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    static THREAD: Cell<u64> = const { Cell::new(0) };
     static MODE: Cell<i32> = const { Cell::new(MODE_GLOBAL) };
 }
 
@@ -181,7 +182,11 @@ impl Driver {
     pub(crate) fn stream(&self, handle: u64) -> Result<(usize, Arc<Stream>), Cu> {
         let current = self.current()?;
         let default = handle <= 2;
-        let key = if default { current as u64 } else { handle };
+        let key = match handle {
+            0 | 1 => current as u64,
+            2 => self.per_thread() + current as u64,
+            _ => handle,
+        };
         let mut objects = self.objects();
         if let Some((device, stream)) = objects.streams.get(&key) {
             if *device != current {
@@ -196,6 +201,16 @@ impl Driver {
         let made = Arc::new(made.map_err(|error| self.code(current, &error))?);
         objects.streams.insert(key, (current, Arc::clone(&made)));
         Ok((current, made))
+    }
+}
+
+impl Driver {
+    /// Where the keys of the calling thread's own default streams start, apart from every handle.
+    fn per_thread(&self) -> u64 {
+        if THREAD.get() == 0 {
+            THREAD.set(self.handle());
+        }
+        (1 << 60) + THREAD.get() * 16
     }
 }
 

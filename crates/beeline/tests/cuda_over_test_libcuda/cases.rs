@@ -28,6 +28,7 @@ pub const ALL: &[(&str, fn())] = &[
     ("manners", manners),
     ("captures", captures),
     ("foreign_streams", foreign_streams),
+    ("per_thread_stream", per_thread_stream),
     ("foreign_pointers", foreign_pointers),
     ("retention", retention),
     ("dropped_streams", dropped_streams),
@@ -230,13 +231,34 @@ fn foreign_streams() {
     }
     assert_eq!(gpu.usage(), Usage::default());
     let left = direct.counter("streams") - streams;
-    assert!(
-        (0..=1).contains(&left),
-        "only the default stream was added, and none destroyed: {left}"
-    );
+    assert!((0..=2).contains(&left), "only default streams were added, and none destroyed: {left}");
     // SAFETY: as above; refused, because it is a stream of another device.
     let error = cuda(1).foreign_stream(unsafe { ForeignStream::new(own) }).unwrap_err();
     assert!(error.is_refused(), "{error:?}");
+}
+
+/// The handle of the per-thread stream means another stream in another thread, whose idleness says
+/// nothing about this one's.
+fn per_thread_stream() {
+    let direct = Direct::open();
+    let gpu = cuda(0);
+    let stream = gpu.foreign_stream(ForeignStream::PER_THREAD_DEFAULT).unwrap();
+    let buffer = gpu.alloc(4096).unwrap();
+    let source = pinned(&gpu, &[9; 4096]);
+    direct.fault("copy", 0, "stall");
+    stream.copy_to_device(&buffer, 0, &source, 0, 4096).unwrap();
+    drop(source);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            stream.synchronize(soon()).unwrap();
+            gpu.usage().pinned
+        });
+        assert_eq!(other.join().unwrap(), 4096, "still being read");
+    });
+    direct.release();
+    assert_eq!(contents(&gpu, &stream, &buffer), vec![9; 4096]);
+    drop((stream, buffer));
+    eventually(|| gpu.usage() == Usage::default());
 }
 
 fn foreign_pointers() {

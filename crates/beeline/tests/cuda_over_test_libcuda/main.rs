@@ -130,6 +130,7 @@ fn cases_on_one_driver_each() {
         ("captures", &[]),
         ("foreign_streams", &[two]),
         ("foreign_pointers", &[two]),
+        ("per_thread_stream", &[]),
         ("retention", &[]),
         ("dropped_streams", &[]),
         ("failed_stream_keeps_memory", &[]),

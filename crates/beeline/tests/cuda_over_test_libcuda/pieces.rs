@@ -73,7 +73,9 @@ fn pieces_at_odd_places(gpu: &Gpu, stream: &Stream) {
     let buffer = gpu.alloc(70_000).unwrap();
     let mut expected = vec![0xee; 70_000];
     stream.fill(&buffer, 0, 70_000, 0xee).unwrap();
-    for (to, from, len) in [(1, 0, 7), (4099, 13, 60_001), (69_999, 1, 1), (10, 10, 0)] {
+    for (to, from, len) in
+        [(1, 0, 7), (4099, 13, 60_001), (69_999, 1, 1), (10, 10, 0), (70_000, 70_000, 0)]
+    {
         let part = buffer.slice(ByteRange::new(to, 70_000 - to).unwrap()).unwrap();
         stream.copy_to_device(&part, 0, &source, from, len).unwrap();
         let (to, from, len) = (to as usize, from as usize, len as usize);
