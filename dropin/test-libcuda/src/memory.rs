@@ -37,7 +37,7 @@ export! {
     fn cuMemAlloc_v2(ptr: Out<u64>, len: usize) { alloc(driver()?, ptr, len, Kind::Plain) }
 
     fn cuMemAllocAsync(ptr: Out<u64>, len: usize, stream: u64) {
-        driver()?.stream(stream)?;
+        driver()?.queue(stream)?;
         alloc(driver()?, ptr, len, Kind::Pool)
     }
 
@@ -47,7 +47,7 @@ export! {
     }
 
     fn cuMemFreeAsync(ptr: u64, stream: u64) {
-        driver()?.stream(stream)?;
+        driver()?.queue(stream)?;
         free(driver()?, ptr)
     }
 

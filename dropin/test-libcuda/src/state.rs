@@ -23,6 +23,8 @@ pub(crate) struct Driver {
     pub(crate) objects: Mutex<Objects>,
     pub(crate) copies: AtomicI64,
     pub(crate) pageable: AtomicI64,
+    /// Operations queued in a stream while it was being captured.
+    pub(crate) captured: AtomicI64,
     next: AtomicU64,
     /// The stream that is being captured, and whether somebody spoilt the capture.
     pub(crate) capture: Mutex<Option<(u64, bool)>>,
@@ -124,6 +126,7 @@ impl Driver {
             objects: Mutex::default(),
             copies: AtomicI64::new(0),
             pageable: AtomicI64::new(0),
+            captured: AtomicI64::new(0),
             next: AtomicU64::new(0x1000),
             capture: Mutex::new(None),
         })
@@ -176,6 +179,14 @@ impl Driver {
             device.lost.store(self.settings.lost, Ordering::Relaxed);
         }
         Cu(self.settings.lost)
+    }
+
+    /// [`Self::stream`], to queue an operation in.
+    pub(crate) fn queue(&self, handle: u64) -> Result<(usize, Arc<Stream>), Cu> {
+        if lock(&self.capture).is_some_and(|(captured, _)| captured == handle) {
+            self.captured.fetch_add(1, Ordering::Relaxed);
+        }
+        self.stream(handle)
     }
 
     /// The stream behind a handle, 0 to 2 being the default streams of the current device.

@@ -47,7 +47,7 @@ export! {
 
     fn cuStreamWaitEvent(stream: u64, event: u64, flags: u32) {
         let driver = driver()?;
-        let (index, stream) = driver.stream(stream)?;
+        let (index, stream) = driver.queue(stream)?;
         if flags != 0 { return Err(Cu::INVALID_VALUE); }
         let recorded = driver.objects().events.get(&event).ok_or(Cu::INVALID_HANDLE)?.1.clone();
         // An event that was never recorded is done.
@@ -70,7 +70,7 @@ export! {
 
     fn cuEventRecord(event: u64, stream: u64) {
         let driver = driver()?;
-        let (index, stream) = driver.stream(stream)?;
+        let (index, stream) = driver.queue(stream)?;
         let known = driver.objects().events.get(&event).map(|(device, _)| *device);
         if known.ok_or(Cu::INVALID_HANDLE)? != index { return Err(Cu::INVALID_HANDLE); }
         let recorded = stream.record().map_err(|error| driver.code(index, &error))?;
@@ -117,7 +117,7 @@ export! {
 
     fn cuMemsetD8Async(dst: u64, value: u8, len: usize, stream: u64) {
         let driver = driver()?;
-        let (index, stream) = driver.stream(stream)?;
+        let (index, stream) = driver.queue(stream)?;
         let (memory, offset) = {
             let objects = driver.objects();
             let (memory, offset) = objects.device_memory(dst, len as u64)?;
@@ -153,7 +153,7 @@ fn host_copy(
     stream: u64,
     into: bool,
 ) -> Result<(), Cu> {
-    let (index, stream) = driver.stream(stream)?;
+    let (index, stream) = driver.queue(stream)?;
     let (memory, at, registered) = {
         let objects = driver.objects();
         let (memory, at) = objects.device_memory(ptr, len)?;
@@ -193,7 +193,7 @@ fn device_copy(
     len: u64,
     stream: u64,
 ) -> Result<(usize, usize), Cu> {
-    let (index, stream) = driver.stream(stream)?;
+    let (index, stream) = driver.queue(stream)?;
     let (to, from) = {
         let objects = driver.objects();
         let (to, to_at) = objects.device_memory(dst, len)?;
@@ -213,7 +213,7 @@ enum Word {
 }
 
 fn word(driver: &Driver, stream: u64, addr: u64, operation: Word) -> Result<(), Cu> {
-    let (index, stream) = driver.stream(stream)?;
+    let (index, stream) = driver.queue(stream)?;
     let (device, host) = {
         let objects = driver.objects();
         let device = objects.device_memory(addr, 4).ok();

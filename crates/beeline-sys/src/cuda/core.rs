@@ -17,7 +17,7 @@ use super::types::*;
 /// Operations behind which the stream records an event of its own, where the caller records none.
 const BATCH_OPS: usize = 64;
 /// Batches in flight; together with [`BATCH_OPS`] the bound on what a stream holds.
-const BATCHES_MAX: usize = 1024;
+const BATCHES_MAX: usize = 512;
 /// How long a caller waits for a full stream before it counts as stuck.
 const ROOM_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often a full stream is looked at.
