@@ -90,6 +90,18 @@ export! {
         Ok(())
     }
 
+    fn cuMemGetHandleForAddressRange(
+        handle: Out<i32>, ptr: u64, len: usize, kind: i32, flags: u64,
+    ) {
+        let page = beeline_sys::mem::page_size() as u64;
+        let whole = ptr.is_multiple_of(page) && (len as u64).is_multiple_of(page) && len > 0;
+        if kind != 1 || flags != 0 || !whole { return Err(Cu::INVALID_VALUE); }
+        driver()?.objects().device_memory(ptr, len as u64)?;
+        // A descriptor of the right size; the simulated device shows its pages to nobody.
+        let fd = beeline_sys::mem::memfd("test-dma-buf", len as u64).map_err(|_| Cu::UNKNOWN)?;
+        handle.set(std::os::fd::IntoRawFd::into_raw_fd(fd))
+    }
+
     fn cuMemGetAllocationGranularity(bytes: Out<usize>, prop: In<Prop>, option: i32) {
         let _ = (prop.at(0)?, option);
         bytes.set(GRANULARITY)

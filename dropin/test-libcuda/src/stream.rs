@@ -131,6 +131,21 @@ export! {
         word(driver()?, stream, addr, Word::Write(value))
     }
 
+    fn cuStreamWriteValue64_v2(stream: u64, addr: u64, value: u64, flags: u32) {
+        if flags != 0 || !addr.is_multiple_of(8) { return Err(Cu::INVALID_VALUE); }
+        // The simulated device writes half a word at a time, the high half last.
+        word(driver()?, stream, addr, Word::Write(value as u32))?;
+        word(driver()?, stream, addr + 4, Word::Write((value >> 32) as u32))
+    }
+
+    fn cuStreamWaitValue64_v2(stream: u64, addr: u64, value: u64, flags: u32) {
+        if !addr.is_multiple_of(8) { return Err(Cu::INVALID_VALUE); }
+        // Halves can be compared one after the other for equality alone.
+        if flags != 1 { return Err(Cu::NOT_SUPPORTED); }
+        word(driver()?, stream, addr + 4, Word::Wait((value >> 32) as u32, Compare::Equal))?;
+        word(driver()?, stream, addr, Word::Wait(value as u32, Compare::Equal))
+    }
+
     fn cuStreamWaitValue32_v2(stream: u64, addr: u64, value: u32, flags: u32) {
         let compare = match flags {
             0 => Compare::GreaterOrEqual,

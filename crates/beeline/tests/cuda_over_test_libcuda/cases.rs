@@ -9,6 +9,7 @@ use beeline::core::addr::DevicePtr;
 use beeline::gpu::{
     Buffer, Compare, DeviceId, ForeignStream, Gpu, KernelArg, Profile, Stream, Usage,
 };
+use beeline_sys::cuda;
 use beeline_sys::mem::{FileMap, HostMem};
 
 use crate::driver::Direct;
@@ -48,6 +49,9 @@ pub const ALL: &[(&str, fn())] = &[
     ("two_devices", two_devices),
     ("kinds_do_not_mix", kinds_do_not_mix),
     ("threads", threads),
+    ("words_of_64_bits", words_of_64_bits),
+    ("dma_buf", dma_buf),
+    ("dma_buf_refused", dma_buf_refused),
 ];
 
 fn cuda(ordinal: u32) -> Gpu {
@@ -656,4 +660,46 @@ fn threads() {
     drop(stream);
     assert_eq!(gpu.usage(), Usage::default());
     assert_eq!(Direct::open().counter("memory"), 0);
+}
+
+/// A context and a page of device memory as the system layer has them.
+fn below() -> (Arc<cuda::Context>, Arc<cuda::DeviceMem>) {
+    let context = cuda::Driver::open(None).unwrap().device(0).unwrap().retain_primary().unwrap();
+    let mem = Arc::new(cuda::DeviceMem::alloc(&context, 65_536).unwrap());
+    (context, mem)
+}
+
+fn words_of_64_bits() {
+    let (context, mem) = below();
+    let stream = cuda::Stream::new(&context).unwrap();
+    let host = Arc::new(HostMem::anonymous(4096).unwrap());
+    let pinned = Arc::new(cuda::HostRegistration::pin(&context, Arc::clone(&host)).unwrap());
+    let value = 0x1122_3344_5566_7788;
+    stream.write_u64(cuda::Word::Device(&mem, 8), value).unwrap();
+    stream.wait_u64(cuda::Word::Device(&mem, 8), value, cuda::WaitFlags::EQ).unwrap();
+    stream.write_u64(cuda::Word::Host(&pinned, 16), value).unwrap();
+    let event = stream.record().unwrap();
+    eventually(|| event.is_done().unwrap());
+    assert_eq!(host.load_u64(16).unwrap(), value);
+    for (offset, text) in [(4, "not a multiple of 8"), (65_536, "do not lie inside")] {
+        let word = cuda::Word::Device(&mem, offset);
+        for outcome in [stream.write_u64(word, 1), stream.wait_u64(word, 1, cuda::WaitFlags::EQ)] {
+            assert!(outcome.unwrap_err().to_string().contains(text), "{offset}");
+        }
+    }
+}
+
+fn dma_buf() {
+    let (_context, mem) = below();
+    let fd = mem.dma_buf(4096, 8192).unwrap();
+    assert_eq!(File::from(fd).metadata().unwrap().len(), 8192);
+    for (offset, len) in [(0, 65_537), (65_536, 4096), (1, 4096)] {
+        assert!(mem.dma_buf(offset, len).is_err(), "{len} bytes at {offset}");
+    }
+}
+
+fn dma_buf_refused() {
+    let (_context, mem) = below();
+    let error = mem.dma_buf(0, 4096).unwrap_err();
+    assert_eq!(error, cuda::Error::Unsupported { what: "dma-buf export" });
 }

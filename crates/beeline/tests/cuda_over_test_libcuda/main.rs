@@ -153,6 +153,9 @@ fn cases_on_one_driver_each() {
         ("two_devices", &[two]),
         ("kinds_do_not_mix", &[]),
         ("threads", &[]),
+        ("words_of_64_bits", &[]),
+        ("dma_buf", &[]),
+        ("dma_buf_refused", &[("BEELINE_TEST_CUDA_LACKS", "dmabuf")]),
     ];
     for (name, env) in cases {
         child(name, &library, env).passed();

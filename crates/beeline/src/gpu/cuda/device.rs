@@ -127,6 +127,11 @@ impl Device {
 
     pub(crate) fn alloc(&self, len: u64, shareable: bool) -> Result<Memory> {
         let context = self.context()?;
+        if len > self.inner.info.memory_bytes {
+            // More than the device has: the driver would round it up, and what then overflows is its
+            // business.
+            return Err(no_memory(&self.label(), len, context.memory_info().ok()));
+        }
         // What finished operations still hold would otherwise be counted as in use.
         context.sweep();
         let mem = match shareable.then(|| DeviceMem::alloc_virtual(&context, len)) {
@@ -141,7 +146,7 @@ impl Device {
             return self.failed(format_args!("allocate {len} bytes"), error);
         }
         let memory = lock(&self.inner.context).clone().and_then(|known| known.memory_info().ok());
-        no_memory(&self.label(), len, memory, error)
+        no_memory(&self.label(), len, memory).because(error)
     }
 
     pub(crate) fn foreign(
