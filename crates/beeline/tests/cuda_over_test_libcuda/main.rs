@@ -15,6 +15,7 @@
 
 mod cases;
 mod driver;
+mod guest;
 mod library;
 mod pieces;
 

@@ -199,8 +199,12 @@ impl Device {
     pub(crate) fn pin(&self, mem: Arc<HostMem>) -> Result<PinnedMem> {
         let context = self.context()?;
         let registration = HostRegistration::pin(&context, Arc::clone(&mem)).map_err(|error| {
-            self.failed(format_args!("pin {} bytes of host memory", mem.len()), error)
-                .remedy("raise the limit on locked memory (ulimit -l), or pin less")
+            let full = error.result() == Some(CuResult::OUT_OF_MEMORY);
+            let error = self.failed(format_args!("pin {} bytes of host memory", mem.len()), error);
+            if full {
+                return error.remedy("raise the limit on locked memory (ulimit -l), or pin less");
+            }
+            error
         })?;
         Ok(PinnedMem::cuda(mem, Arc::new(registration)))
     }
