@@ -240,7 +240,7 @@ def cold(args, table, bench, peer):
 
     def new_file_each(body):
         runs = []
-        for i in range(args.runs):
+        for i in range(args.cold_runs):
             make(path, args.cold_gib, 100 + i)
             drop(path)
             runs += body()
@@ -320,6 +320,7 @@ def main():
     p.add_argument("--gib", type=int, default=8)
     p.add_argument("--cold-gib", type=int, default=2)
     p.add_argument("--runs", type=int, default=5)
+    p.add_argument("--cold-runs", type=int, default=5)
     p.add_argument("--disk", default="/tmp")
     p.add_argument("--shm", default="/dev/shm")
     p.add_argument("--out", default=".")

@@ -161,8 +161,8 @@ impl Setup {
                 "{{\"bytes\":{},\"seconds\":{seconds:.6},\"cpu_seconds\":{cpu:.6},\"routes\":\"{routes}\"}}",
                 self.size
             );
-            self.compare();
         }
+        self.compare();
     }
 
     /// The raw read alone, as JSON.

@@ -197,7 +197,8 @@ impl Engine {
         let mapped = plans.iter().any(|plan| {
             plan.choices.first().is_some_and(|c| c.route == StorageRoute::MappedPageCache)
         });
-        let transfer = split(&request.segments, grid(&request, mapped))
+        let grid = grid(&request, mapped, self.shared.config.chunk_bytes);
+        let transfer = split(&request.segments, grid)
             .map_err(|error| Error::refused("cannot plan the transfer").because(error))?;
         let what = describe(&request);
         let files = request.files.into_iter().zip(plans).collect();
@@ -462,11 +463,13 @@ fn no_route(file: &File, gpu: &Gpu, request: &Request, plan: Plan<StorageRoute>)
     }
 }
 
-fn grid(request: &Request, mapped: bool) -> Grid {
+fn grid(request: &Request, mapped: bool, chunk_bytes: u64) -> Grid {
     let block = request.files.iter().map(|file| file.block_bytes()).max().unwrap_or(4096);
     // A write must not touch the gap between two segments, however small.
     let block_bytes = if is_write(request) { 1 } else { block };
-    Grid { slot_bytes: if mapped { MAPPED_BYTES } else { SLOT_BYTES }, block_bytes }
+    // A block of a drive may be larger than a small chunk, never than a slot.
+    let chunk = chunk_bytes.clamp(block.min(SLOT_BYTES), SLOT_BYTES);
+    Grid { slot_bytes: if mapped { MAPPED_BYTES } else { chunk }, block_bytes }
 }
 
 fn describe(request: &Request) -> String {
