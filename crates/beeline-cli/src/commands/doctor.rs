@@ -242,6 +242,35 @@ fn as_text(machine: &Machine, report: &Report, all: bool) -> String {
 }
 
 fn finding_text(finding: &Finding, out: &mut String) {
+    // A title says what is wrong when a check fails: beside a pass it would mislead.
+    if finding.status == Status::Pass || finding.status == Status::Skip {
+        let word = status_word(finding.status).to_uppercase();
+        let _ = writeln!(out, "{word} [{}] {}", finding.check, printable(&finding.message));
+    } else {
+        failed_text(finding, out);
+    }
+    let lists = [
+        ("on", &finding.subjects),
+        ("may be", &finding.candidates),
+        ("would decide", &finding.missing),
+        ("do", &finding.remedies),
+        ("careful", &finding.cautions),
+        ("seen at", &finding.evidence),
+    ];
+    for (label, list) in lists.into_iter().filter(|_| finding.status != Status::Skip) {
+        for line in list.iter().take(LINES_MAX) {
+            let _ = writeln!(out, "    {label}: {}", printable(line));
+        }
+        if list.len() > LINES_MAX {
+            let _ = writeln!(out, "    {label}: and {} more", list.len() - LINES_MAX);
+        }
+    }
+    if finding.status != Status::Skip && is_interesting(finding) {
+        out.push('\n');
+    }
+}
+
+fn failed_text(finding: &Finding, out: &mut String) {
     let _ = writeln!(
         out,
         "{} {}: {} [{}]\n  {}",
@@ -254,23 +283,6 @@ fn finding_text(finding: &Finding, out: &mut String) {
     if let Some(cause) = finding.consequence_of {
         let _ = writeln!(out, "  a consequence of {cause}");
     }
-    let lists = [
-        ("on", &finding.subjects),
-        ("may be", &finding.candidates),
-        ("would decide", &finding.missing),
-        ("do", &finding.remedies),
-        ("careful", &finding.cautions),
-        ("seen at", &finding.evidence),
-    ];
-    for (label, list) in lists {
-        for line in list.iter().take(LINES_MAX) {
-            let _ = writeln!(out, "    {label}: {}", printable(line));
-        }
-        if list.len() > LINES_MAX {
-            let _ = writeln!(out, "    {label}: and {} more", list.len() - LINES_MAX);
-        }
-    }
-    out.push('\n');
 }
 
 #[cfg(test)]

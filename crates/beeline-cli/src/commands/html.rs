@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use beeline::core::checks::{Finding, Level, Report};
+use beeline::core::checks::{Finding, Level, Report, Status};
 use beeline::core::facts::{Bdf, Known, Machine, Parent};
 
 use super::doctor::{is_interesting, severity_word, status_word};
@@ -275,7 +275,7 @@ fn article(out: &mut String, finding: &Finding) {
         "<article class=\"{severity}\" id=\"{0}\">\n<h3>{1}</h3>\n<p><span class=\"tag\">{2}, {severity}</span> \
          <code>{0}</code></p>\n<p>{3}</p>",
         finding.check,
-        escape(finding.title),
+        if finding.status == Status::Pass { "" } else { finding.title },
         status_word(finding.status),
         escape(&finding.message)
     );

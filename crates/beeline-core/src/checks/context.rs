@@ -255,6 +255,18 @@ fn iommu(machine: &Machine) -> Iommu {
             }
         }
     }
+    // On the live machine a GPU without an IOMMU group has no IOMMU in front of it.
+    let live =
+        machine.sources.iter().find(|s| s.kind == Kind::Live && s.name.starts_with("/sys/bus/pci"));
+    let known = machine.gpus.iter().filter_map(|gpu| machine.pci.get(gpu.bdf.known()?));
+    let (mut gpus, mut grouped) = (0u32, 0u32);
+    for device in known {
+        gpus += 1;
+        grouped += u32::from(device.iommu_group.is_some());
+    }
+    if let Some(source) = live.filter(|_| gpus > 0 && grouped == 0) {
+        return Iommu::Off(alloc::format!("no GPU is in an IOMMU group ({})", source.name));
+    }
     let platform = &machine.platform;
     let cmdline = platform.cmdline.as_ref();
     let option = |name: &str, value: &str| {
@@ -280,7 +292,9 @@ fn iommu(machine: &Machine) -> Iommu {
         return Iommu::Off(alloc::format!("gdscheck says disabled ({})", cite(fact.origin)));
     }
     let boot = platform.iommu_translated.as_ref();
-    if let Some(fact) = boot {
+    // The line is printed without any IOMMU too; in a guest it says nothing about the host's.
+    let guest_only = platform.hypervisor.is_some() && platform.iommu_on.is_none();
+    if let Some(fact) = boot.filter(|fact| !fact.value || !guest_only) {
         let text = alloc::format!("boot log, default domain type ({})", cite(fact.origin));
         return if fact.value { Iommu::Translated(text) } else { Iommu::Identity(text) };
     }

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use super::context::{Context, Iommu};
 use super::{Finding, Severity, Verdict};
-use crate::facts::{Acs, Bdf, Distance, Event, Known, Origin, P2pStatus};
+use crate::facts::{Acs, Bdf, Distance, Event, Kind, Known, Origin, P2pStatus};
 use crate::topology::Point;
 
 /// Ports between two GPUs that send peer traffic up to the root complex.
@@ -227,7 +227,7 @@ pub(super) fn iommu_fault(context: &Context<'_>) -> Verdict {
         _ => None,
     });
     if faults.is_empty() {
-        return match context.machine.has(&[crate::facts::Kind::KernelLog]) {
+        return match context.machine.has(&[Kind::KernelLog]) {
             true => Verdict::pass("the kernel log has no IOMMU fault"),
             false => Verdict::skip(&["dmesg"]),
         };
@@ -330,6 +330,12 @@ pub(super) fn nvlink_partial(context: &Context<'_>) -> Verdict {
         .collect();
     if joined.len() == pairs.len() {
         return Verdict::pass("every pair of GPUs is joined by NVLink; fully connected: yes");
+    }
+    let told = !context.machine.matrix.is_empty()
+        || context.machine.has(&[Kind::NcclTopo, Kind::RcclTopo])
+        || context.machine.gpus.iter().any(|gpu| !gpu.links.is_empty());
+    if joined.is_empty() && !told {
+        return Verdict::skip(&["nvidia-smi topo -m, or a topology file"]);
     }
     if joined.is_empty() {
         return Verdict::pass("no pair of GPUs is joined by NVLink");

@@ -199,7 +199,14 @@ pub(super) fn kernel_p2pdma(context: &Context<'_>) -> Verdict {
         .seen([context.cite(fact.origin)])
         .fix(["run a kernel with CONFIG_PCI_P2PDMA=y"])
         .into(),
-        None => Verdict::skip(&["/boot/config or /proc/config.gz"]),
+        None => match context.machine.platform.symbols.p2pdma.as_ref() {
+            Some(fact) if fact.value => Verdict::pass("the kernel has peer-to-peer DMA"),
+            Some(fact) => Finding::info("the kernel has no peer-to-peer DMA (no symbol of it)")
+                .seen([context.cite(fact.origin)])
+                .fix(["run a kernel with CONFIG_PCI_P2PDMA=y"])
+                .into(),
+            None => Verdict::skip(&["/boot/config of this kernel, or /proc/kallsyms"]),
+        },
     }
 }
 

@@ -289,7 +289,8 @@ pub(super) fn no_nvme(context: &Context<'_>) -> Verdict {
     }
     // A listing that someone filtered shows no host bridge and few functions.
     let bridges = context.machine.pci.values().filter_map(|device| device.class.known());
-    let whole = bridges.into_iter().any(|class| class >> 8 == 0x0600) && context.machine.pci.len() >= 10;
+    let whole =
+        bridges.into_iter().any(|class| class >> 8 == 0x0600) && context.machine.pci.len() >= 10;
     if !whole && !context.live() {
         return Verdict::skip(&["lspci -nn, complete"]);
     }

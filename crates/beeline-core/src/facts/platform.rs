@@ -89,6 +89,8 @@ pub struct Symbols {
     pub nvme: Option<Fact<u32>>,
     /// Those of them that belong to direct storage.
     pub nvme_nvfs: Option<Fact<u32>>,
+    /// The kernel has peer-to-peer DMA: known where the whole table was read.
+    pub p2pdma: Option<Fact<bool>>,
     /// The kernel exports the peer memory interface.
     pub peer_memory_api: Option<Fact<bool>>,
 }

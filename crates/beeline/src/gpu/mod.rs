@@ -25,6 +25,7 @@ mod stream;
 pub use beeline_sys::cuda::ForeignStream;
 pub use buffer::{BarWindow, Buffer, PinnedMem, RegisteredMap};
 pub use cuda::CudaInfo;
+pub(crate) use cuda::driver as cuda_driver;
 pub use id::{DeviceId, DeviceUuid, PciAddr, Profile};
 pub use stream::{Compare, Event, KernelArg, Stream};
 

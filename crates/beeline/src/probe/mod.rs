@@ -8,12 +8,14 @@ use std::path::{Path, PathBuf};
 use beeline_core::facts::platform::{Setting, SettingFrom};
 use beeline_core::facts::{Fact, Kind, Known, Machine, Origin, Source};
 
+mod cuda;
 mod driver;
 mod pci;
 mod procfs;
 mod sysfs;
 mod tree;
 
+pub use cuda::cuda_facts;
 pub use driver::{DriverFacts, DriverGpu, DriverPeer, add_driver_facts};
 
 use tree::Tree;
@@ -25,13 +27,16 @@ pub struct Options {
     pub root: PathBuf,
     /// Environment of the process in question. The library does not read its own.
     pub environment: Vec<(String, String)>,
+    /// Ask the CUDA driver too, without creating a context. Only for the running machine, and only
+    /// where its files show an NVIDIA GPU.
+    pub driver: bool,
     /// Read the kernel log too. Only for the running machine, and only where it is allowed.
     pub kernel_log: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { root: PathBuf::from("/"), environment: Vec::new(), kernel_log: true }
+        Self { root: PathBuf::from("/"), environment: Vec::new(), driver: true, kernel_log: true }
     }
 }
 
@@ -52,6 +57,12 @@ pub fn gather(options: &Options) -> Machine {
         procfs::kernel_log(&mut probe, options.is_live());
     }
     probe.environment(&options.environment);
+    if options.driver && options.is_live() && !probe.machine.gpus.is_empty() {
+        match cuda_facts() {
+            Ok(facts) => add_driver_facts(&mut probe.machine, &facts),
+            Err(error) => probe.note(format!("the CUDA driver was not asked: {error}")),
+        }
+    }
     probe.notes();
     probe.machine.unify();
     probe.machine

@@ -30,11 +30,7 @@ pub(super) fn gather(probe: &mut Probe) {
     kernel_config(probe);
     guest_and_container(probe);
     device_nodes(probe);
-    // The symbol table is large; it decides only where both modules are loaded.
-    let loaded = |name: &str| probe.machine.platform.modules.contains_key(name);
-    if loaded("nvidia_fs") && (loaded("nvme") || loaded("nvme_core")) {
-        probe.file("/proc/kallsyms", Kind::Symbols);
-    }
+    probe.file("/proc/kallsyms", Kind::Symbols);
 }
 
 fn cpu(probe: &mut Probe) {
@@ -84,12 +80,7 @@ fn kernel_config(probe: &mut Probe) {
     }
     let places = [format!("/boot/config-{release}"), format!("/lib/modules/{release}/config")];
     let found = places.iter().find_map(|path| Some((path, probe.tree.read(path, 4 << 20)?)));
-    let Some((path, bytes)) = found else {
-        if probe.tree.exists("/proc/config.gz") {
-            probe.note("/proc/config.gz is compressed and not read".to_owned());
-        }
-        return;
-    };
+    let Some((path, bytes)) = found else { return };
     let path = path.clone();
     let text = String::from_utf8_lossy(&bytes);
     let at = probe.source(&path);

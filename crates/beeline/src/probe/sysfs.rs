@@ -6,6 +6,13 @@ use super::Probe;
 
 pub(super) fn gather(probe: &mut Probe) {
     infiniband(probe);
+    // What has no entry there does not speak RDMA, whatever its maker.
+    if probe.tree.exists("/sys/class") {
+        let at = probe.source("/sys/class/infiniband (complete)");
+        for nic in probe.machine.nics.values_mut().filter(|nic| nic.ports.is_empty()) {
+            nic.rdma = Some(Fact { value: false, origin: at });
+        }
+    }
     blocks(probe);
     numa(probe);
     memory_peers(probe);

@@ -166,7 +166,8 @@ pub(super) fn rdma_by_id(vendor: u16, device: u16) -> Option<bool> {
         (0x1d0f, 0xefa0..=0xefaf) => Some(true),
         (0x1d0f, 0xec20 | 0xec21 | 0x0ec2) => Some(false),
         (0x15b3, _) => Some(true),
-        (0x1af4 | 0x8086 | 0x10ec, _) => None,
+        // virtio and Realtek have none; of Intel, Broadcom and others some have.
+        (0x1af4 | 0x10ec, _) => Some(false),
         _ => None,
     }
 }

@@ -104,6 +104,7 @@ pub(super) fn parse_symbols(
     input: &Input<'_>,
 ) -> Result<Outcome, ReadError> {
     let (mut nvme, mut patched, mut api) = (0u32, 0u32, false);
+    let (mut whole, mut p2pdma) = (false, false);
     let (mut nvme_line, mut patched_line, mut api_line) = (0, 0, 0);
     for (number, line) in input.lines() {
         if line.is_empty() {
@@ -120,6 +121,9 @@ pub(super) fn parse_symbols(
                 patched_line = number;
             }
         }
+        // A table that holds this symbol of the core holds all of them.
+        whole |= name == "pci_enable_device";
+        p2pdma |= name.starts_with("pci_p2pdma_");
         if name == "ib_register_peer_memory_client" {
             (api, api_line) = (true, number);
         }
@@ -130,6 +134,9 @@ pub(super) fn parse_symbols(
         symbols
             .nvme_nvfs
             .learn(patched, input.at(if patched > 0 { patched_line } else { nvme_line }));
+    }
+    if whole {
+        symbols.p2pdma.learn(p2pdma, input.at(1));
     }
     if api {
         symbols.peer_memory_api.learn(true, input.at(api_line));

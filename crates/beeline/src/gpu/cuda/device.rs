@@ -254,7 +254,7 @@ impl Device {
 }
 
 /// The driver, started once. A failure is not remembered: the next call tries again.
-fn driver() -> Result<Arc<Driver>> {
+pub(crate) fn driver() -> Result<Arc<Driver>> {
     static DRIVER: OnceLock<Mutex<Option<Arc<Driver>>>> = OnceLock::new();
 
     let mut driver = lock(DRIVER.get_or_init(Mutex::default));

@@ -9,7 +9,7 @@ mod stream;
 
 pub use device::CudaInfo;
 
-pub(crate) use device::{Device, device_count};
+pub(crate) use device::{Device, device_count, driver};
 pub(crate) use stream::{Event, Stream};
 
 use std::sync::Arc;
