@@ -95,6 +95,10 @@ codes! {
     GdsRaidP2pdma = "gds-raid-p2pdma", "an array where only peer-to-peer DMA is native", "nvidia-fs";
     Bar1Exhausted = "bar1-exhausted", "registered buffers exceed BAR1", "smaller or fewer buffers";
     GdsFsUnsupported = "gds-fs-unsupported", "a file system has no direct path", "an ext4 or xfs volume";
+    PortDown = "port-down", "a port is down", "cable, switch, subnet manager";
+    NoGpuLink = "no-gpu-link", "the GPUs have no link of their own", "";
+    PathUnknown = "path-unknown", "the facts do not show the way between them", "lspci -vvv as root, or nvidia-smi topo -m";
+    PathTooFar = "path-too-far", "too far apart for peer access", "";
 }
 
 /// One cause, with the values that made it true here.

@@ -158,6 +158,16 @@ fn loaded_is_not_registered() {
 }
 
 #[test]
+fn files_never_verify_a_path() {
+    for inputs in CASES.iter().map(|case| case.inputs).chain(NEAR_MISSES.iter().map(|(_, i)| *i)) {
+        let Some(machine) = from_inputs(inputs) else { continue };
+        for path in run(&machine).paths {
+            assert!(path.level < beeline_core::checks::Level::Verified, "{inputs:?} {path:?}");
+        }
+    }
+}
+
+#[test]
 fn reasons_of_checks_are_codes_of_plans() {
     for check in TABLE {
         if let Some(code) = check.reason {

@@ -102,7 +102,7 @@ impl<'m> Context<'m> {
     }
 
     /// What the driver says about peer access between two GPUs: worst of both directions.
-    pub(super) fn p2p_status(&self, a: usize, b: usize) -> Option<P2pStatus> {
+    pub fn peer_status(&self, a: usize, b: usize) -> Option<P2pStatus> {
         let number = |index: usize| self.machine.gpus.get(index)?.index.known().copied();
         let (a, b) = (number(a)?, number(b)?);
         let cells = self.machine.p2p.iter().map(|fact| &fact.value);
@@ -232,6 +232,13 @@ impl<'m> Context<'m> {
     pub(super) fn live(&self) -> bool {
         self.machine.has(&[Kind::Live])
     }
+}
+
+/// Whether a GPU's product line or driver withholds GPUDirect RDMA.
+pub(crate) fn lacks_rdma(gpu: &crate::facts::Gpu) -> bool {
+    let refused =
+        gpu.attributes.get("GPU_DIRECT_RDMA_SUPPORTED").is_some_and(|fact| fact.value == 0);
+    refused || gpu.name.known().is_some_and(|name| is_consumer(name))
 }
 
 /// GeForce boards by their product names.

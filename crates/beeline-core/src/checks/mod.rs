@@ -24,6 +24,7 @@ mod storage;
 mod storage_config;
 mod table;
 
+pub(crate) use context::lacks_rdma;
 pub use context::{Context, Iommu};
 pub use paths::{Level, PathVerdict};
 pub use table::TABLE;

@@ -5,8 +5,9 @@ use alloc::vec::Vec;
 
 use serde::Serialize;
 
-use super::context::{Context, Iommu};
-use crate::facts::{Distance, P2pStatus};
+use super::context::Context;
+use crate::plan::{self, End, Mode};
+use crate::reason::Code;
 use crate::topology::{Answer, Point};
 
 /// How much is known about a path. Files alone never reach [`Level::Verified`].
@@ -93,68 +94,32 @@ fn verdict(
     }
 }
 
+/// The level of the straightest route of a plan; without one, why the straightest was refused.
+fn level(context: &Context<'_>, from: End<'_>, to: End<'_>) -> (Level, String) {
+    let plan = plan::device(context, from, to, Mode::Auto);
+    if let Some(choice) = plan.choices.iter().find(|choice| choice.route.is_direct()) {
+        let level = match choice.level {
+            plan::Level::Capable => Level::Capable,
+            plan::Level::Plausible => Level::Plausible,
+            plan::Level::Verified => Level::Verified,
+        };
+        return (level, alloc::format!("{}; run a probe to verify", choice.route));
+    }
+    // Of two refused routes the last is the one that any machine has.
+    let refused = plan.rejected.iter().rfind(|rejected| rejected.route.is_direct());
+    let Some(rejected) = refused else { return (Level::Unknown, String::new()) };
+    let open = [Code::PathUnknown, Code::PathTooFar, Code::GdrDistance];
+    let level = if open.contains(&rejected.why.code) { Level::Unknown } else { Level::Refused };
+    (level, alloc::format!("{}: {}", rejected.route, rejected.why))
+}
+
 fn peer(context: &Context<'_>, a: usize, b: usize) -> (Level, String) {
-    let status = context.p2p_status(a, b);
-    match status {
-        Some(P2pStatus::Ok) | None => {}
-        Some(P2pStatus::Unknown) => {
-            return (Level::Unknown, "the driver does not know".to_string());
-        }
-        Some(other) => return (Level::Refused, alloc::format!("driver: {}", other.words())),
-    }
-    let capable = status == Some(P2pStatus::Ok);
-    if context.linked(a, b) {
-        let why =
-            if capable { "joined by NVLink; run a probe to verify" } else { "joined by NVLink" };
-        return (Level::Plausible, why.to_string());
-    }
-    let distance = context.topology.distance(Point::Gpu(a), Point::Gpu(b)).known();
-    if !capable && distance.is_some_and(|distance| distance >= Distance::Node) {
-        return (Level::Unknown, "far apart: staged through the host by default".to_string());
-    }
-    let path = context.topology.path(Point::Gpu(a), Point::Gpu(b));
-    if !context.topology.redirecting(&path).is_empty() {
-        return (Level::Refused, "ACS redirect on the way".to_string());
-    }
-    if let Iommu::Translated(_) = context.iommu {
-        return (Level::Refused, "the IOMMU translates peer addresses".to_string());
-    }
-    let clear = matches!(context.iommu, Iommu::Off(_) | Iommu::Identity(_));
-    let near = path.distance.known().is_some_and(|distance| distance <= Distance::Phb);
-    match (capable, near && clear && context.topology.acs_visible()) {
-        (true, true) => (Level::Plausible, "run a probe to verify".to_string()),
-        (true, false) => {
-            (Level::Capable, "topology, ACS or IOMMU state is not known to agree".to_string())
-        }
-        (false, _) => (Level::Unknown, "the driver was not asked".to_string()),
-    }
+    level(context, End::Gpu(a), End::Gpu(b))
 }
 
 fn to_nic(context: &Context<'_>, gpu: Point<'_>, nic: Point<'_>) -> (Level, String) {
-    let Point::Nic(name) = nic else { return (Level::Unknown, String::new()) };
-    let Some(record) = context.machine.nics.get(name) else {
-        return (Level::Unknown, String::new());
-    };
-    if record.rdma.as_ref().is_some_and(|fact| !fact.value) {
-        return (Level::Refused, "not an RDMA device".to_string());
-    }
-    if record.gdr.as_ref().is_some_and(|fact| !fact.value) {
-        return (Level::Refused, "GPUDirect RDMA is off for this NIC".to_string());
-    }
-    let path = context.topology.path(gpu, nic);
-    if !context.topology.redirecting(&path).is_empty() {
-        return (Level::Refused, "ACS redirect on the way".to_string());
-    }
-    match context.topology.distance(gpu, nic) {
-        Answer::Known(distance) if distance.below_host_bridge() => {
-            let agreed = record.gdr.as_ref().is_some_and(|fact| fact.value);
-            let level = if agreed { Level::Plausible } else { Level::Capable };
-            (level, "near enough for the default level of NCCL".to_string())
-        }
-        Answer::Known(distance) => {
-            let why = alloc::format!("{distance}: farther than the default level of NCCL (PXB)");
-            (Level::Unknown, why)
-        }
-        Answer::Unknown { why, .. } => (Level::Unknown, why),
+    match (gpu, nic) {
+        (Point::Gpu(gpu), Point::Nic(nic)) => level(context, End::Gpu(gpu), End::Nic(nic)),
+        _ => (Level::Unknown, String::new()),
     }
 }

@@ -143,7 +143,7 @@ pub(super) fn iommu_translated(context: &Context<'_>) -> Verdict {
         .topology
         .gpu_pairs()
         .filter(|(a, b)| !context.linked(*a, *b))
-        .filter(|(a, b)| match context.p2p_status(*a, *b) {
+        .filter(|(a, b)| match context.peer_status(*a, *b) {
             Some(status) => status == P2pStatus::Ok,
             // Without the driver's word: every pair that is not staged anyway.
             None => {
@@ -280,7 +280,7 @@ pub(super) fn not_capable(context: &Context<'_>) -> Verdict {
     let evidence: Vec<String> = origin.map(|origin| context.cite(origin)).into_iter().collect();
     let mut by_status: Vec<(P2pStatus, Vec<String>)> = Vec::new();
     for (a, b) in context.topology.gpu_pairs() {
-        let Some(status) = context.p2p_status(a, b).filter(|status| *status != P2pStatus::Ok)
+        let Some(status) = context.peer_status(a, b).filter(|status| *status != P2pStatus::Ok)
         else {
             continue;
         };

@@ -465,7 +465,7 @@ pub const TABLE: &[Check] = &[
         decides: "the state; an error if a setting asks for this NIC",
         remedy: "cable, switch, subnet manager",
         source: "ibv_devinfo",
-        reason: None,
+        reason: Some(Code::PortDown),
         after: &[],
         run: rdma_net::port_down,
     },

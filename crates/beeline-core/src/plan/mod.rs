@@ -3,8 +3,10 @@
 //! A plan is a pure function of facts. Nothing outside this module decides a route; the engine, the
 //! `explain` command and the error of a `Require` request all read the same [`Plan`].
 
+mod device;
 mod storage;
 
+pub use device::{DeviceRoute, End, device};
 pub use storage::{
     ChunkRoute, DeviceFacts, DirectIo, FileFacts, FileKind, HostFacts, IoUring, Operation,
     Residency, StorageRequest, StorageRoute, route_chunk, storage,
