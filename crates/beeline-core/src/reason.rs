@@ -81,6 +81,7 @@ codes! {
     PeermemAbiMismatch = "peermem-abi-mismatch", "the peer memory module was built against another ib_core", "rebuild against the running ib_core";
     PeermemNotRegistered = "peermem-not-registered", "the peer memory module is loaded and not registered", "load it after ib_core; look at dmesg";
     GdrDisabled = "gdr-disabled", "the library says that GPUDirect RDMA is off", "load nvidia-peermem or enable dma-buf";
+    NcclOverTcp = "nccl-over-tcp", "a job of several nodes talks over TCP", "look for RDMA devices in the job";
     DmabufUnsupported = "dmabuf-unsupported", "the RDMA provider or driver has no dma-buf registration", "upgrade the provider, else dma-buf off and peermem";
     DmabufKernelTooOld = "dmabuf-kernel-too-old", "the kernel's RDMA core has no dma-buf registration", "Linux 5.12 or a matching OFED";
     GdrSkuUnsupported = "gdr-sku-unsupported", "GPU memory cannot be registered", "a data-centre or professional GPU";

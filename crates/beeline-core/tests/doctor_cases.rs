@@ -146,6 +146,24 @@ fn remedies_turn_round_in_a_guest_and_on_arm() {
 }
 
 #[test]
+fn older_and_newer_wordings_are_read_too() {
+    let machine = from_inputs(&["nccl-no-module.log"]).unwrap();
+    let text = words(run(&machine).of("gdr-disabled")[0]);
+    assert!(text.contains("no peer memory module") && text.contains("modprobe"), "{text}");
+    let machine = from_inputs(&["nccl-socket.log"]).unwrap();
+    assert_eq!(run(&machine).of("nccl-over-tcp")[0].status, Status::Fail);
+
+    let machine = from_inputs(&["gdscheck-beta.txt"]).unwrap();
+    let gds = machine.platform.gds.as_ref().unwrap();
+    assert_eq!(gds.nvfs.as_ref().unwrap().value, "2.4");
+    assert_eq!(gds.iommu.as_ref().unwrap().value, "disabled");
+    assert_eq!(gds.verdict.as_ref().unwrap().value, "succeeded");
+    assert_eq!(gds.properties["properties.use_compat_mode"].value, "0");
+    assert_eq!(machine.gpus[0].bar1_bytes.as_ref().unwrap().value, 256 << 20);
+    assert!(!machine.sources[0].truncated);
+}
+
+#[test]
 fn loaded_is_not_registered() {
     let mut machine = from_inputs(&["lsmod-peermem.txt"]).unwrap();
     assert_eq!(run(&machine).of("peermem-not-registered")[0].status, Status::Skip);

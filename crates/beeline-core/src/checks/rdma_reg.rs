@@ -223,7 +223,8 @@ pub(super) fn gdr_disabled(context: &Context<'_>) -> Verdict {
         _ => None,
     });
     let hcas = context.events(|event| match event {
-        Event::GdrHca { hca, enabled: false, .. } => Some(hca),
+        // A socket has no GPUDirect RDMA to lose.
+        Event::GdrHca { hca, enabled: false, network, .. } if network != "Socket" => Some(hca),
         _ => None,
     });
     let far = context.events(|event| match event {
@@ -290,7 +291,14 @@ fn disabled_hcas(context: &Context<'_>, hcas: &[(&String, &crate::facts::Seen)])
             .on(names)
             .seen(evidence);
     let kernel = context.kernel();
-    match context.peermem_loaded() {
+    let told = context.event(|event| match event {
+        Event::GdrHca { enabled: false, reason, .. } if reason.contains("no module") => Some(()),
+        _ => None,
+    });
+    if told.is_some() {
+        finding.message = "GPUDirect RDMA is off for every NIC: no peer memory module".to_string();
+    }
+    match context.peermem_loaded().or(told.map(|_| false)) {
         Some(false) => {
             finding = finding
                 .maybe(["no peer memory module is loaded, and dma-buf is not used"])
@@ -311,6 +319,37 @@ fn disabled_hcas(context: &Context<'_>, hcas: &[(&String, &crate::facts::Seen)])
     if kernel.is_none() {
         finding = finding.ask(["uname -r and the driver's flavour, for dma-buf"]);
     }
+    finding.into()
+}
+
+/// A job of several nodes talks over TCP.
+pub(super) fn tcp(context: &Context<'_>) -> Verdict {
+    let socket = context.event(|event| match event {
+        Event::UsingNetwork { network, .. } if network == "Socket" => Some(()),
+        _ => None,
+    });
+    let Some((_, seen)) = socket else {
+        return match context.machine.has(&[Kind::NcclLog]) {
+            true => Verdict::pass("the network is not plain TCP, as far as the log says"),
+            false => Verdict::skip(&["NCCL_DEBUG=INFO log"]),
+        };
+    };
+    if context.single_node() {
+        return Verdict::pass("TCP, and the job runs on one node and does not use it");
+    }
+    let none = context.event(|event| match event {
+        Event::NoIbDevice { .. } => Some(()),
+        _ => None,
+    });
+    let mut finding = Finding::warning("the nodes talk over TCP sockets: no RDMA at all")
+        .seen([context.cite_seen(seen)])
+        .seen(none.map(|(_, seen)| context.cite_seen(seen)));
+    finding = match none {
+        Some(_) => finding
+            .maybe(["this machine or container has no RDMA device"])
+            .ask(["ls /sys/class/infiniband /dev/infiniband in the job"]),
+        None => finding.maybe(["a setting chose it (NCCL_IB_DISABLE, NCCL_NET)", "no RDMA device"]),
+    };
     finding.into()
 }
 

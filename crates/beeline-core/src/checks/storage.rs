@@ -12,8 +12,15 @@ fn row<'m>(context: &Context<'m>, name: &str) -> Option<&'m Fact<String>> {
     context.machine.platform.gds.as_ref()?.rows.get(name)
 }
 
+/// Modes of a row: `Supported` alone in older releases, a list such as `nvfs, compat` in newer ones.
+fn modes(fact: &Fact<String>) -> impl Iterator<Item = &str> {
+    fact.value.split(',').map(str::trim)
+}
+
+/// Whether a row has a direct path of any kind.
 fn supported(fact: Option<&Fact<String>>) -> bool {
-    fact.is_some_and(|fact| fact.value == "Supported")
+    let indirect = ["Unsupported", "compat", "Disabled", ""];
+    fact.is_some_and(|fact| modes(fact).any(|mode| !indirect.contains(&mode)))
 }
 
 fn property<'m>(context: &Context<'m>, name: &str) -> Option<&'m Fact<String>> {
@@ -26,7 +33,7 @@ pub(super) fn nvme_patched(context: &Context<'_>) -> Verdict {
     let nvme = row(context, "NVMe");
     let gds = context.machine.platform.gds.as_ref();
     let loaded = gds.is_some_and(|gds| gds.nvfs.is_some());
-    let unsupported = nvme.filter(|fact| fact.value == "Unsupported" && loaded);
+    let unsupported = nvme.filter(|fact| !supported(Some(*fact)) && loaded);
     let asked = context.setting("ENABLE_NFSRDMA").filter(|fact| fact.value.value == "true");
     let symbols = &context.machine.platform.symbols;
     let unpatched = symbols.nvme.as_ref().zip(symbols.nvme_nvfs.as_ref());
@@ -159,11 +166,7 @@ pub(super) fn no_native_path(context: &Context<'_>) -> Verdict {
     let rows = gds.rows.iter().filter(|(name, _)| !is_rdma_row(name));
     let native: Vec<&str> = rows
         .clone()
-        .filter(|(_, fact)| {
-            fact.value == "Supported"
-                || fact.value.contains("nvidia-fs")
-                || fact.value.contains("p2pdma")
-        })
+        .filter(|(_, fact)| supported(Some(*fact)))
         .map(|(name, _)| name.as_str())
         .collect();
     if !native.is_empty() {
@@ -321,8 +324,10 @@ pub(super) fn raid(context: &Context<'_>) -> Verdict {
     let Some(gds) = context.machine.platform.gds.as_ref() else {
         return Verdict::skip(&["gdscheck -p"]);
     };
-    let p2pdma = supported(row(context, "NVMe P2PDMA"));
-    let nvfs = supported(row(context, "NVMe")) && gds.nvfs.is_some();
+    let nvme = row(context, "NVMe");
+    let mode = |name: &str| nvme.is_some_and(|fact| modes(fact).any(|mode| mode.contains(name)));
+    let p2pdma = supported(row(context, "NVMe P2PDMA")) || mode("p2pdma");
+    let nvfs = mode("nvfs") || (mode("Supported") && gds.nvfs.is_some());
     if nvfs {
         return Verdict::pass(
             "nvidia-fs serves NVMe and supports arrays of level 0; an array is not required",

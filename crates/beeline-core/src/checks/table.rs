@@ -261,6 +261,17 @@ pub const TABLE: &[Check] = &[
         run: rdma_reg::gdr_not_used,
     },
     Check {
+        code: "nccl-over-tcp",
+        title: "a job of several nodes talks over TCP",
+        needs: "NCCL_DEBUG log",
+        decides: "Using network Socket, on more than one node",
+        remedy: "look for RDMA devices in the job",
+        source: "NCCL documentation",
+        reason: Some(Code::NcclOverTcp),
+        after: &[],
+        run: rdma_reg::tcp,
+    },
+    Check {
         code: "dmabuf-unsupported",
         title: "the RDMA provider or driver has no dma-buf registration",
         needs: "log of the failing program",

@@ -99,10 +99,14 @@ pub enum Event {
     GdrHca {
         /// Host that printed it.
         host: String,
+        /// Network that says so: `IB`, `Socket`, or a plugin's name.
+        network: String,
         /// Name of the NIC.
         hca: String,
         /// On or off.
         enabled: bool,
+        /// The reason in brackets, where the line has one: `no module`.
+        reason: String,
     },
     /// GPUDirect RDMA decided for a pair of GPU and NIC by distance.
     GdrPair {
@@ -118,6 +122,11 @@ pub enum Event {
         distance: u32,
         /// Limit number.
         limit: u32,
+    },
+    /// No InfiniBand or RoCE device was found.
+    NoIbDevice {
+        /// Host that printed it.
+        host: String,
     },
     /// A channel between two ranks.
     Channel {

@@ -9,7 +9,7 @@ use super::{Input, Outcome, ReadError};
 
 pub(super) fn recognise(head: &str) -> bool {
     let lines = || head.lines().map(str::trim);
-    lines().any(|line| line.starts_with("GDS release version:"))
+    lines().any(|line| line.starts_with("GDS release version"))
         || (lines().any(|line| line == "DRIVER CONFIGURATION:")
             && lines().any(|line| line.starts_with("NVMe")))
 }
@@ -34,6 +34,8 @@ pub(super) fn parse(machine: &mut Machine, input: &Input<'_>) -> Result<Outcome,
         let at = input.at(number);
         section = match line {
             "DRIVER CONFIGURATION:" => Section::Driver,
+            // Releases before 1.0 have rows and properties in one section.
+            "cuFile CONFIGURATION:" => Section::Driver,
             "CUFILE CONFIGURATION:" => Section::Cufile,
             "GPU INFO:" => Section::Gpu,
             "PLATFORM INFO:" => Section::Platform,
@@ -62,7 +64,9 @@ pub(super) fn parse(machine: &mut Machine, input: &Input<'_>) -> Result<Outcome,
 fn entry(machine: &mut Machine, gds: &mut Gds, section: Section, line: &str, at: Origin) {
     match section {
         Section::Head => {
-            if let Some(release) = word_after(line, "GDS release version:") {
+            let release = word_after(line, "GDS release version:")
+                .or_else(|| word_after(line, "GDS release version (beta):"));
+            if let Some(release) = release {
                 gds.release.learn(release.to_string(), at);
             }
             // Both versions stand on one line. "minimum version" is a requirement, not a module.
@@ -75,13 +79,19 @@ fn entry(machine: &mut Machine, gds: &mut Gds, section: Section, line: &str, at:
         }
         Section::Driver | Section::Cufile => {
             let Some((key, value)) = key_value(line) else { return };
-            let map = if section == Section::Driver { &mut gds.rows } else { &mut gds.properties };
+            if key == "IOMMU" {
+                return platform(machine, gds, line, at);
+            }
+            let is_row = section == Section::Driver && !key.contains('.');
+            let map = if is_row { &mut gds.rows } else { &mut gds.properties };
             if map.len() < ENTRIES_MAX {
                 let key = key.trim_start_matches('-').to_string();
                 let fact = super::super::machine::Fact { value: value.to_string(), origin: at };
                 map.entry(key).or_insert(fact);
             }
         }
+        // The old form ends with the platform's lines without a heading.
+        Section::Gpu if !line.starts_with("GPU index") => platform(machine, gds, line, at),
         Section::Gpu => gpu(machine, line, at),
         Section::Platform => platform(machine, gds, line, at),
     }
@@ -105,14 +115,17 @@ fn gpu(machine: &mut Machine, line: &str, at: Origin) {
 }
 
 fn platform(machine: &mut Machine, gds: &mut Gds, line: &str, at: Origin) {
-    if let Some(state) = line.strip_prefix("IOMMU:") {
+    if let Some(state) =
+        line.strip_prefix("IOMMU").map(|rest| rest.trim_start().trim_start_matches(':'))
+    {
+        gds.platform_section = true;
         gds.iommu.learn(state.trim().to_string(), at);
     }
     if let Some(rest) = line.strip_prefix("Nvidia Driver Info Status:") {
         machine.platform.driver_open.learn(rest.contains("Open"), at);
     }
     if let Some(verdict) = line.strip_prefix("Platform verification ") {
-        gds.verdict.learn(verdict.trim().to_string(), at);
+        gds.verdict.learn(verdict.trim().trim_end_matches('.').to_string(), at);
     }
     if let Some(kernel) = word_after(line, "(Linux ") {
         machine.platform.kernel.learn(kernel.to_string(), at);

@@ -24,6 +24,8 @@ pub(super) const PHRASES: &Table = &[
     ("Using network ", using_network),
     ("GPU Direct RDMA Enabled for ", gdr),
     ("GPU Direct RDMA Disabled for ", gdr),
+    ("GPU Direct RDMA (", gdr),
+    ("NET/IB : No device found", no_device),
     (" via ", channel),
     (" nranks ", communicator),
     (" nRanks ", communicator),
@@ -76,13 +78,23 @@ fn using_network(machine: &mut Machine, line: &Line<'_>) {
 }
 
 fn gdr(machine: &mut Machine, line: &Line<'_>) {
-    let enabled = line.text.contains("RDMA Enabled for ");
+    let enabled = line.text.contains("nabled for ");
     let host = host(line.text).to_string();
     let Some(rest) = after(line.text, "abled for ") else { return };
     if rest.starts_with("HCA ") {
         let quoted = rest.split('\'').nth(1);
         let name = quoted.or_else(|| word_after(rest, "HCA ")).unwrap_or("");
-        machine.event(Event::GdrHca { host, hca: name.to_string(), enabled }, line.at);
+        let head = line.text.split(" : GPU Direct").next().unwrap_or("");
+        let network = after(head, "NET/").unwrap_or("").trim();
+        let reason = after(rest, "(").and_then(|inner| inner.split(')').next()).unwrap_or("");
+        let event = Event::GdrHca {
+            host,
+            network: network.to_string(),
+            hca: name.to_string(),
+            enabled,
+            reason: reason.chars().take(100).collect(),
+        };
+        machine.event(event, line.at);
         return;
     }
     let values = (|| {
@@ -96,6 +108,10 @@ fn gdr(machine: &mut Machine, line: &Line<'_>) {
     if let Some((gpu, hca, distance, limit)) = values {
         machine.event(Event::GdrPair { host, gpu, hca, enabled, distance, limit }, line.at);
     }
+}
+
+fn no_device(machine: &mut Machine, line: &Line<'_>) {
+    machine.event(Event::NoIbDevice { host: host(line.text).to_string() }, line.at);
 }
 
 fn channel(machine: &mut Machine, line: &Line<'_>) {
