@@ -13,8 +13,12 @@ mod common;
 use std::path::{Component, Path};
 
 use beeline_core::addr::ByteRange;
+use beeline_core::checks;
+use beeline_core::facts::{Machine, json, read};
 use beeline_core::model::{Header, Index, Layout, Pattern, Selection, Slice};
 use beeline_core::segment::Segment;
+use beeline_core::topology::diff;
+use beeline_core::topology::view::view;
 use beeline_core::transfer::{CHUNKS_MAX, Grid, split, split_write};
 use mutate::Frame;
 
@@ -46,7 +50,76 @@ pub const TARGETS: &[Target] = &[
         dictionary: INDEX_WORDS,
     },
     Target { name: "glob", run: glob, frame: Frame::Plain, dictionary: GLOB_WORDS },
+    Target { name: "facts", run: facts, frame: Frame::Plain, dictionary: FACTS_WORDS },
+    Target {
+        name: "machine_json",
+        run: machine_json,
+        frame: Frame::Plain,
+        dictionary: MACHINE_WORDS,
+    },
+    Target { name: "pci_config", run: pci_config, frame: Frame::Plain, dictionary: &[] },
     Target { name: "transfer", run: transfer, frame: Frame::Plain, dictionary: &[] },
+];
+
+const FACTS_WORDS: &[&str] = &[
+    "GPU0",
+    "NIC0",
+    "NV18",
+    " X ",
+    "PIX",
+    "\t",
+    "<system version=\"1\">",
+    "<cpu numaid=\"0\">",
+    "<pci busid=\"0000:01:00.0\" class=\"0x060400\">",
+    "<gpu dev=\"0\"/>",
+    "<graphs>",
+    "<topology version=\"2.0\">",
+    "</pci>",
+    "</cpu>",
+    "</system>",
+    "0000:01:00.0",
+    " PCI bridge: ",
+    "\tBus: primary=00, secondary=01, subordinate=02",
+    "\t\tACSCtl:\tReqRedir+",
+    "-[0000:00]-+-",
+    "\\-00.0-[01]--",
+    "hca_id:\tmlx5_0",
+    "\t\tport:\t1",
+    "GID[  3]:",
+    " NCCL INFO ",
+    "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA",
+    "Unknown symbol x (err -22)",
+    "IO_PAGE_FAULT",
+    "[pid=1 tid=1] ERROR ",
+    "GDS release version: 1",
+    "DRIVER CONFIGURATION:",
+    "{\"properties\": {",
+    "// ",
+    "/*",
+    "NAME=",
+    "[    1.000000] ",
+    "Personalities : ",
+    "md0 : active raid0 a[0]",
+    "Max locked memory ",
+];
+
+const MACHINE_WORDS: &[&str] = &[
+    "{\"version\": 1",
+    "\"sources\": []",
+    "\"pci\": {\"0000:01:00.0\": {",
+    "\"parent\": {\"value\": {\"bridge\": \"0000:00:01.0\"}",
+    "\"origin\": [0, 1]",
+    "\"gpus\": [{",
+    "\"matrix\": [",
+    "\"events\": [[{\"event\": \"dma-buf-available\"}, {",
+    "\"nics\": {\"a\": {",
+    "65535",
+    "4294967295",
+    "-1",
+    "null",
+    "}",
+    "]",
+    ",",
 ];
 
 const HEADER_WORDS: &[&str] = &[
@@ -235,4 +308,43 @@ fn segment(bytes: &[u8]) -> Option<Segment> {
     let len = if wild { len << 32 } else { len >> 14 };
     let device_offset = u64::from(u32::from_le_bytes(*device));
     Some(Segment { file: u32::from(file % 3), file_offset, device_offset, len })
+}
+
+/// Any input that doctor recognises: parsing, checks, topology, redaction and saving never panic, and what
+/// is saved with personal values reads back as it was.
+pub fn facts(data: &[u8]) {
+    let mut machine = Machine::new();
+    if read(&mut machine, "input", data).is_err() {
+        assert_eq!(machine, Machine::new(), "a refused input leaves nothing behind");
+        return;
+    }
+    machine.unify();
+    judge(&machine);
+    let saved = json::save(&machine, true).expect("a record can be saved");
+    assert_eq!(json::load(&saved).expect("what was saved can be loaded"), machine);
+    let private = json::save(&machine, false).expect("a record can be saved");
+    judge(&json::load(&private).expect("what was redacted can be loaded"));
+}
+
+/// A saved record that nobody saved.
+pub fn machine_json(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    if let Ok(mut machine) = json::load(text) {
+        machine.unify();
+        judge(&machine);
+        diff(&machine, &Machine::new());
+    }
+}
+
+fn judge(machine: &Machine) {
+    for path in checks::run(machine).paths {
+        assert!(path.level < checks::Level::Verified, "facts never verify a path");
+    }
+    view(machine);
+}
+
+/// A configuration space of any length and content.
+pub fn pci_config(data: &[u8]) {
+    let config = beeline_core::facts::pci_config::decode(data);
+    assert_eq!(config.hidden, data.len() <= 64);
 }
