@@ -127,8 +127,8 @@ pub(crate) struct LoadFlags {
 
     /// Only tensors whose name matches the glob; may be given several times
     ///
-    /// In a glob * stands for any characters, ? for one, [abc] for one of several. A glob that matches
-    /// no tensor is an error.
+    /// In a glob `*` stands for any characters, `?` for one, `[abc]` for one of several. A glob that
+    /// matches no tensor is an error.
     #[arg(long, value_name = "GLOB")]
     pub(crate) tensors: Vec<String>,
 
