@@ -11,6 +11,9 @@ use crate::mem::HostMem;
 /// Most bytes that one read or write system call moves (read(2), NOTES).
 pub const RW_MAX: u64 = 0x7fff_f000;
 
+/// The kernel's own file system of block devices (linux/magic.h), where their page cache lies.
+pub const BDEVFS_MAGIC: u64 = 0x6264_6576;
+
 /// What direct I/O needs on one file, as statx(2) tells since Linux 6.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectAlign {
@@ -29,11 +32,11 @@ pub struct FileStat {
     pub size: u64,
     /// Inode number and device, which together name the file.
     pub inode: u64,
-    /// Major and minor number of the device that holds it.
+    /// Major and minor number of the device that holds it; its own for a block device.
     pub device: (u32, u32),
     /// Last change of the contents: seconds and nanoseconds.
     pub mtime: (i64, u32),
-    /// File system type as statfs(2) numbers it.
+    /// File system type as statfs(2) numbers it; [`BDEVFS_MAGIC`] for a block device.
     pub fs_magic: u64,
     /// Preferred block size in bytes.
     pub block_size: u32,
@@ -80,16 +83,21 @@ pub fn stat(fd: impl AsFd) -> io::Result<FileStat> {
     let told = StatxFlags::from_bits_retain(stx.stx_mask).contains(StatxFlags::DIOALIGN);
     let mode = u32::from(stx.stx_mode);
     let mut size = stx.stx_size;
+    let mut device = (stx.stx_dev_major, stx.stx_dev_minor);
+    let mut fs_magic = fs.f_type as u64;
     if mode & libc::S_IFMT == libc::S_IFBLK {
+        // The node lies in devtmpfs, but its bytes do not.
         size = rustix::fs::seek(fd.as_fd(), rustix::fs::SeekFrom::End(0))?;
+        device = (stx.stx_rdev_major, stx.stx_rdev_minor);
+        fs_magic = BDEVFS_MAGIC;
     }
     Ok(FileStat {
         mode,
         size,
         inode: stx.stx_ino,
-        device: (stx.stx_dev_major, stx.stx_dev_minor),
+        device,
         mtime: (stx.stx_mtime.tv_sec, stx.stx_mtime.tv_nsec),
-        fs_magic: fs.f_type as u64,
+        fs_magic,
         block_size: stx.stx_blksize,
         direct: told.then_some(DirectAlign {
             memory: stx.stx_dio_mem_align,

@@ -190,7 +190,7 @@ impl Engine {
             token.check()?;
         }
         check_bounds(&request)?;
-        let plans = plans(&request)?;
+        let plans = plans(&request, &self.shared.config)?;
         let mapped = plans.iter().any(|plan| {
             plan.choices.first().is_some_and(|c| c.route == StorageRoute::MappedPageCache)
         });
@@ -308,27 +308,24 @@ impl Shared {
     }
 
     /// Waits for work. False where the worker shall leave: the engine is gone, another has its place,
-    /// or only a deep thread pool needed it.
+    /// or only a deep thread pool needed it. It no longer counts as a worker then: decided and counted
+    /// under one lock, so that neither all leave at once nor a new job relies on one that is leaving.
     pub(super) fn await_work(&self, mark: &Arc<Mark>) -> bool {
         let since = Instant::now();
         let mut queue = lock(&self.queue);
         loop {
-            if queue.stopping || mark.replaced.load(Ordering::Relaxed) != 0 {
-                return false;
-            }
-            if !queue.jobs.is_empty() {
+            let replaced = mark.replaced.load(Ordering::Relaxed) != 0;
+            if !queue.stopping && !replaced && !queue.jobs.is_empty() {
                 return true;
             }
-            if queue.workers.len() > self.config.threads && since.elapsed() > IDLE_TIMEOUT {
+            let idle = queue.workers.len() > self.config.threads && since.elapsed() > IDLE_TIMEOUT;
+            if queue.stopping || replaced || idle {
+                queue.workers.retain(|other| !Arc::ptr_eq(other, mark));
+                self.left.notify_all();
                 return false;
             }
             queue = wait_timeout(&self.work, queue, IDLE_TIMEOUT);
         }
-    }
-
-    pub(super) fn leave(&self, mark: &Arc<Mark>) {
-        lock(&self.queue).workers.retain(|other| !Arc::ptr_eq(other, mark));
-        self.left.notify_all();
     }
 
     /// A job has finished; workers that wait for its slots look again.
@@ -415,14 +412,14 @@ fn is_write(request: &Request) -> bool {
     request.operation == Operation::Write
 }
 
-fn plans(request: &Request) -> Result<Vec<Plan<StorageRoute>>> {
-    let Some(device) = request.devices.first() else { return Ok(Vec::new()) };
-    let gpu = device.gpu();
+fn plans(request: &Request, config: &Config) -> Result<Vec<Plan<StorageRoute>>> {
+    let gpus: Vec<Gpu> = request.devices.iter().map(Buffer::gpu).collect();
+    let Some(gpu) = gpus.first() else { return Ok(Vec::new()) };
     let ask =
         StorageRequest { operation: request.operation, mode: request.mode, route: request.route };
     let plan = |file: &Arc<File>| {
-        let plan = file.plan(&gpu, ask);
-        if plan.choices.is_empty() { Err(no_route(file, &gpu, request, plan)) } else { Ok(plan) }
+        let plan = file.plan_for(&gpus, ask, config.io_uring);
+        if plan.choices.is_empty() { Err(no_route(file, gpu, request, plan)) } else { Ok(plan) }
     };
     request.files.iter().map(plan).collect()
 }
@@ -471,5 +468,62 @@ fn describe(request: &Request) -> String {
     match request.files.as_slice() {
         [file] => format!("{verb} {}", file.path().display()),
         files => format!("{verb} {} files", files.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::SimConfig;
+
+    #[test]
+    fn workers_of_a_deep_thread_pool_leave_and_the_others_stay() {
+        let gpu = Gpu::simulated(&SimConfig::default()).unwrap();
+        let config = Config { threads: 2, queue_depth: 16, ..Config::default() };
+        let engine = Engine::new(&gpu, config);
+        let workers = || lock(&engine.shared.queue).workers.len();
+        {
+            let mut queue = lock(&engine.shared.queue);
+            while queue.workers.len() < 16 {
+                engine.shared.spawn(&mut queue).unwrap();
+            }
+        }
+        // They all find the queue empty at about the same time.
+        let until = Instant::now() + Duration::from_secs(60);
+        while workers() > 2 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        std::thread::sleep(IDLE_TIMEOUT);
+        assert_eq!(workers(), 2);
+    }
+
+    #[test]
+    fn a_chunk_that_gets_its_slot_after_its_transfer_was_dropped_is_counted_once() {
+        let gpu = Gpu::simulated(&SimConfig::default()).unwrap();
+        let engine = Engine::new(&gpu, Config::default());
+        let job = Arc::new(Job::new(
+            Operation::Read,
+            Vec::new(),
+            Vec::new(),
+            split(
+                &[Segment { file: 0, file_offset: 0, device_offset: 0, len: 1 }],
+                Grid { slot_bytes: SLOT_BYTES, block_bytes: 4096 },
+            )
+            .unwrap(),
+            (false, false),
+        ));
+        assert_eq!(job.claim(), Some(0));
+        let transfer = Transfer {
+            job: Arc::clone(&job),
+            shared: Arc::clone(&engine.shared),
+            deadline: None,
+            what: String::new(),
+        };
+        drop(transfer);
+        job.hold_slot(&engine.shared);
+        assert_eq!(engine.pool_usage().quarantined, 1);
+        job.release_slot(&engine.shared);
+        assert_eq!(engine.pool_usage().quarantined, 0);
+        job.finish(Err(Error::refused("given up")), &engine.shared);
     }
 }

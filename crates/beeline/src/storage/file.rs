@@ -132,7 +132,30 @@ impl File {
 
     /// The routes between this file and `gpu`.
     pub fn plan(&self, gpu: &Gpu, request: StorageRequest) -> Plan<StorageRoute> {
-        plan::storage(request, &self.facts, &device_facts(gpu), host_facts())
+        self.plan_for(std::slice::from_ref(gpu), request, true)
+    }
+
+    /// [`Self::plan`] for a request that names several devices: what one of them cannot do, no chunk
+    /// can. `io_uring` is the engine's own setting.
+    pub(super) fn plan_for(
+        &self,
+        gpus: &[Gpu],
+        request: StorageRequest,
+        io_uring: bool,
+    ) -> Plan<StorageRoute> {
+        let device = gpus.iter().map(device_facts).reduce(|all, one| DeviceFacts {
+            simulated: all.simulated || one.simulated,
+            reads_file_pages: all.reads_file_pages && one.reads_file_pages,
+            has_window: all.has_window && one.has_window,
+        });
+        let none = DeviceFacts { simulated: false, reads_file_pages: false, has_window: false };
+        let device = device.unwrap_or(none);
+        if io_uring {
+            return plan::storage(request, &self.facts, &device, host_facts());
+        }
+        let detail = "the engine's configuration turns it off".to_owned();
+        let host = HostFacts { io_uring: IoUring::No(Code::IoUringDenied, detail) };
+        plan::storage(request, &self.facts, &device, &host)
     }
 
     /// The state of its contents when it was opened.
@@ -272,6 +295,7 @@ fn fs_name(magic: u64) -> String {
         OVERLAY_MAGIC => "overlayfs",
         PROC_MAGIC => "procfs",
         SYSFS_MAGIC => "sysfs",
+        sys::BDEVFS_MAGIC => "block device",
         0xef53 => "ext4",
         0x5846_5342 => "xfs",
         0x9123_683e => "btrfs",

@@ -91,7 +91,6 @@ impl Worker {
                 break;
             }
         }
-        self.shared.leave(&self.mark);
     }
 
     fn in_flight(&self) -> usize {
@@ -113,7 +112,7 @@ impl Worker {
         let Some((job, chunk)) = self.shared.claim(slot.is_some(), mapped) else { return false };
         let slot = if job.mapped { None } else { slot };
         if slot.is_some() {
-            job.hold_slot();
+            job.hold_slot(&self.shared);
         }
         self.start(Flight::new(job, chunk, slot));
         true
@@ -122,7 +121,7 @@ impl Worker {
     /// No slot can be had at all: the job that would have used it fails.
     fn fail_next(&self, error: Error) -> bool {
         let Some((job, _)) = self.shared.claim(true, false) else { return false };
-        job.finish(Err(error), false, &self.shared);
+        job.finish(Err(error), &self.shared);
         true
     }
 
@@ -205,7 +204,7 @@ impl Worker {
             }
             any = true;
             self.advance(index, |worker, flight| {
-                outcome?;
+                outcome.map_err(|error| flight.copy_failed(error))?;
                 flight.filling = false;
                 match flight.job.operation {
                     Operation::Read => Ok(Step::Done),
@@ -594,6 +593,18 @@ impl Flight {
         self.job.chunk(self.chunk).map(|(_, _, file)| file)
     }
 
+    /// What to say of a copy that failed: a device that reads the file's own pages fails where the
+    /// file shrank, and then the file is what its owner must hear of.
+    fn copy_failed(&self, error: Error) -> Error {
+        if self.route.route != StorageRoute::MappedPageCache {
+            return error;
+        }
+        match self.file().map(|file| file.check_unchanged()) {
+            Some(Err(changed)) => changed.because(error),
+            _ => error,
+        }
+    }
+
     fn first_event(&self) -> Option<&Event> {
         match &self.stage {
             Stage::Copying(events) => events.first(),
@@ -610,15 +621,17 @@ impl Flight {
     /// Tells the job, after the slot can be used by others.
     fn finish(self, outcome: Result<RouteReport>, shared: &Shared) {
         let Self { job, slot, stage, filling, .. } = self;
-        let held = slot.is_some();
         drop(stage);
+        if slot.is_some() {
+            job.release_slot(shared);
+        }
         // First the slot, then the job: a caller that saw the job finish must find the slot idle.
         match slot {
             // The device failed and may still write the memory; nobody else gets it.
             Some(slot) if filling => slot.discard(),
             slot => drop(slot),
         }
-        job.finish(outcome, held, shared);
+        job.finish(outcome, shared);
     }
 }
 
