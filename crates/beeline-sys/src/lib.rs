@@ -11,5 +11,7 @@
 
 pub mod file;
 pub mod mem;
+#[doc(hidden)]
+pub mod testing;
 pub mod thread;
 pub mod uring;

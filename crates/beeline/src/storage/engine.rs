@@ -11,12 +11,12 @@ use beeline_core::segment::Segment;
 use beeline_core::transfer::{Grid, split};
 
 use super::file::File;
-use super::job::{CancelToken, Job, Transfer};
+use super::job::{CancelToken, Claim, Job, Transfer};
 use super::worker::Worker;
 use crate::config::{Config, SLOT_BYTES};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Buffer, DeviceId, Gpu};
-use crate::memory::{Budget, Pool, PoolUsage};
+use crate::memory::{Budget, Pool, PoolUsage, Slot};
 use crate::{lock, wait_timeout};
 
 /// Bytes of a mapped chunk: registering page cache costs per call, so pieces are large.
@@ -170,7 +170,12 @@ impl Engine {
         let slots = usize::try_from(bytes.div_ceil(SLOT_BYTES)).unwrap_or(usize::MAX);
         let mut held = Vec::new();
         while held.len() < slots.min(self.shared.config.slots()) {
-            let Some(slot) = self.shared.pool.try_take()? else { break };
+            let Some(slot) = self.shared.pool.reuse() else {
+                if self.shared.pool.grow()? {
+                    continue;
+                }
+                break;
+            };
             if let Some(memory) = slot.memory() {
                 // Refusal (before Linux 5.14) costs only the page faults of the first use.
                 let _ = memory.mem().populate();
@@ -280,23 +285,31 @@ impl Shared {
         Ok(())
     }
 
-    /// The next chunk of any job, jobs taking turns. `slot` says whether the caller has a slot to
-    /// put it in, `mapped` whether it takes chunks that need none.
-    pub(super) fn claim(&self, slot: bool, mapped: bool) -> Option<(Arc<Job>, usize)> {
+    /// The next chunk of any job, jobs taking turns, with an idle slot to put it in where it needs
+    /// one. `mapped` says whether the caller takes chunks that need none.
+    pub(super) fn claim(&self, mapped: bool) -> Option<(Arc<Job>, usize, Option<Slot>)> {
         let mut queue = lock(&self.queue);
         for _ in 0..queue.jobs.len() {
             let job = queue.jobs.pop_front()?;
-            if !(if job.mapped { mapped } else { slot }) {
-                queue.jobs.push_back(job);
-                continue;
+            match job.claim(mapped, &self.pool) {
+                Claim::Chunk(chunk, slot) => {
+                    queue.jobs.push_back(Arc::clone(&job));
+                    return Some((job, chunk, slot));
+                }
+                Claim::Later => queue.jobs.push_back(job),
+                // It leaves the queue and finishes with its last chunk.
+                Claim::Nothing => {}
             }
-            if let Some(chunk) = job.claim() {
-                queue.jobs.push_back(Arc::clone(&job));
-                return Some((job, chunk));
-            }
-            // Nothing left to claim: the job leaves the queue and finishes with its last chunk.
         }
         None
+    }
+
+    /// No slot can be had: one of the jobs that wait for one fails with `error`.
+    pub(super) fn fail_waiting(&self, error: Error) {
+        let job = lock(&self.queue).jobs.iter().find(|job| !job.mapped).cloned();
+        if let Some(job) = job {
+            job.stop(error, self);
+        }
     }
 
     /// What kinds of chunks are waiting: such as need a slot, and mapped ones.
@@ -495,35 +508,5 @@ mod tests {
         }
         std::thread::sleep(IDLE_TIMEOUT);
         assert_eq!(workers(), 2);
-    }
-
-    #[test]
-    fn a_chunk_that_gets_its_slot_after_its_transfer_was_dropped_is_counted_once() {
-        let gpu = Gpu::simulated(&SimConfig::default()).unwrap();
-        let engine = Engine::new(&gpu, Config::default());
-        let job = Arc::new(Job::new(
-            Operation::Read,
-            Vec::new(),
-            Vec::new(),
-            split(
-                &[Segment { file: 0, file_offset: 0, device_offset: 0, len: 1 }],
-                Grid { slot_bytes: SLOT_BYTES, block_bytes: 4096 },
-            )
-            .unwrap(),
-            (false, false),
-        ));
-        assert_eq!(job.claim(), Some(0));
-        let transfer = Transfer {
-            job: Arc::clone(&job),
-            shared: Arc::clone(&engine.shared),
-            deadline: None,
-            what: String::new(),
-        };
-        drop(transfer);
-        job.hold_slot(&engine.shared);
-        assert_eq!(engine.pool_usage().quarantined, 1);
-        job.release_slot(&engine.shared);
-        assert_eq!(engine.pool_usage().quarantined, 0);
-        job.finish(Err(Error::refused("given up")), &engine.shared);
     }
 }

@@ -12,10 +12,21 @@ use super::file::File;
 use super::report::{Report, RouteReport};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Buffer;
+use crate::memory::{Pool, Slot};
 use crate::{lock, wait_timeout};
 
 /// How often a wait looks whether a worker is stuck.
 const LOOK_AFTER: Duration = Duration::from_millis(100);
+
+/// What a worker gets of a job.
+pub(super) enum Claim {
+    /// This chunk, and the slot for it unless it is mapped.
+    Chunk(usize, Option<Slot>),
+    /// There are chunks, but not for this worker now.
+    Later,
+    /// There are none any more.
+    Nothing,
+}
 
 /// A request, split and planned, shared by the workers that carry it out.
 pub(super) struct Job {
@@ -72,14 +83,21 @@ impl Job {
         }
     }
 
-    /// The next chunk to work on, if any is left.
-    pub(super) fn claim(&self) -> Option<usize> {
+    /// The next chunk to work on, if any is left, with the idle slot it needs. In one step: a slot is
+    /// never taken for a chunk that another worker gets, so a caller that saw the job finish finds
+    /// every slot of it idle.
+    pub(super) fn claim(&self, mapped: bool, pool: &Pool) -> Claim {
         let mut state = lock(&self.state);
         if state.stopped || state.claimed == self.split.chunks.len() {
-            return None;
+            return Claim::Nothing;
+        }
+        let slot = if self.mapped { None } else { pool.reuse() };
+        if !(if self.mapped { mapped } else { slot.is_some() }) {
+            return Claim::Later;
         }
         state.claimed += 1;
-        Some(state.claimed - 1)
+        state.slots += usize::from(slot.is_some());
+        Claim::Chunk(state.claimed - 1, slot)
     }
 
     /// Whether nobody wants the rest any more.
@@ -96,15 +114,6 @@ impl Job {
 
     pub(super) fn plan(&self, chunk: &Chunk) -> Option<&Plan<StorageRoute>> {
         self.files.get(chunk.file as usize).map(|(_, plan)| plan)
-    }
-
-    /// A chunk that was claimed has a slot. Its transfer may have been given up since the claim.
-    pub(super) fn hold_slot(&self, shared: &Shared) {
-        let mut state = lock(&self.state);
-        state.slots += 1;
-        if state.abandoned {
-            shared.pool.quarantine(1);
-        }
     }
 
     /// Its slot can be used by others from now on. Told before the slot goes back to the pool, so that

@@ -105,33 +105,28 @@ impl Worker {
         }
         let mapped_in_flight = self.flights.iter().flatten().filter(|f| f.slot.is_none()).count();
         let mapped = wants_mapped && mapped_in_flight < MAPPED_IN_FLIGHT;
-        let slot = match wants_slot.then(|| self.shared.pool.try_take()).transpose() {
-            Ok(slot) => slot.flatten(),
-            Err(error) => return self.fail_next(error),
-        };
-        let Some((job, chunk)) = self.shared.claim(slot.is_some(), mapped) else { return false };
-        let slot = if job.mapped { None } else { slot };
-        if slot.is_some() {
-            job.hold_slot(&self.shared);
+        if let Some((job, chunk, slot)) = self.shared.claim(mapped) {
+            self.start(Flight::new(job, chunk, slot));
+            return true;
         }
-        self.start(Flight::new(job, chunk, slot));
-        true
-    }
-
-    /// No slot can be had at all: the job that would have used it fails.
-    fn fail_next(&self, error: Error) -> bool {
-        let Some((job, _)) = self.shared.claim(true, false) else { return false };
-        job.finish(Err(error), &self.shared);
-        true
+        // Asked again: what the claim found exhausted has left the queue.
+        if !self.shared.waiting().0 {
+            return false;
+        }
+        match self.shared.pool.grow() {
+            Ok(grown) => grown,
+            Err(error) => {
+                self.shared.fail_waiting(error);
+                true
+            }
+        }
     }
 
     /// Waits, with nothing in flight, until there may be something to start.
     fn await_start(&self) -> bool {
         if self.shared.waiting().0 {
             // A job is there but no slot: they come back one by one, so look again soon.
-            if let Ok(slot) = self.shared.pool.take(Instant::now() + LONG) {
-                drop(slot);
-            }
+            self.shared.pool.await_slot();
         }
         self.shared.await_work(&self.mark)
     }
@@ -348,7 +343,7 @@ impl Worker {
         if self.ring.is_none() {
             match Uring::new(depth) {
                 Ok(ring) => self.ring = Some(ring),
-                Err(error) => return self.without_ring(flight, &error),
+                Err(error) => return self.without_ring(flight, error),
             }
         }
         let Some(ring) = &mut self.ring else { return Err(lost()) };
@@ -358,7 +353,13 @@ impl Worker {
     }
 
     /// The ring that worked when the plan was made cannot be made now: read on this thread instead.
-    fn without_ring(&mut self, flight: &mut Flight, error: &io::Error) -> Result<Step> {
+    ///
+    /// Unless the caller insists on the route.
+    fn without_ring(&mut self, flight: &mut Flight, error: io::Error) -> Result<Step> {
+        let (chunk, _, file) = flight.job.chunk(flight.chunk).ok_or_else(lost)?;
+        if !may_fall_back(&flight.job, chunk) {
+            return Err(Error::at("set up io_uring for", file.path(), error));
+        }
         tracing::warn!(%error, "io_uring is gone, direct I/O falls back to blocking calls");
         flight.route = ChunkRoute { route: StorageRoute::ThreadPool, why: Code::IoUringDenied };
         match flight.job.operation {
