@@ -509,4 +509,16 @@ mod tests {
         std::thread::sleep(IDLE_TIMEOUT);
         assert_eq!(workers(), 2);
     }
+
+    #[test]
+    fn a_worker_told_to_leave_no_longer_counts_as_one() {
+        let gpu = Gpu::simulated(&SimConfig::default()).unwrap();
+        let engine = Engine::new(&gpu, Config::default());
+        let leaving = Arc::new(Mark::default());
+        lock(&engine.shared.queue).workers.push(Arc::clone(&leaving));
+        leaving.replaced.store(1, Ordering::Relaxed);
+        assert!(!engine.shared.await_work(&leaving));
+        // A job that comes now starts a worker of its own instead of waiting for this one.
+        assert_eq!(lock(&engine.shared.queue).workers.len(), 0);
+    }
 }
