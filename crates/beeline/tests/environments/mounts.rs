@@ -112,14 +112,16 @@ pub(crate) fn overlay() {
         assert!(!file.facts().memory_backed);
         // The overlay's own page cache is always empty, so cachestat would call all files cold.
         assert_ne!(file.prober(), Prober::CacheStat, "{name}");
+        // Where this user may ask below, the answer must come through.
+        let below = open(&lower.join(name)).prober() == Prober::CacheStat;
+        assert!(!below || file.prober() != Prober::Unknown, "{file:?}");
         let routes = open_routes(&path);
         let direct = matches!(file.facts().direct, DirectIo::Aligned { .. });
         assert_eq!(routes.contains(&StorageRoute::Direct), direct, "{}", facts(&path));
         assert!(routes.len() >= 2, "{routes:?}");
         let (cold, warm) = cold_and_warm(&path);
-        println!("overlay {name}: {:?}, cold {cold:?}, warm {warm:?}", file.prober());
         match file.prober() {
-            Prober::NoWait if direct => {
+            Prober::NoWait | Prober::Mincore if direct => {
                 assert!(cold.iter().all(|part| part.ends_with(" not-resident")), "{cold:?}");
                 assert_eq!(warm, ["page-cache resident"]);
             }
