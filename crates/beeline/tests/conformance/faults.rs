@@ -121,8 +121,9 @@ fn a_read_that_never_returns_ends_the_wait_and_quarantines_its_buffer() {
         request.deadline = Some(Instant::now() + Duration::from_millis(300));
         let error = engine.run(request).unwrap_err();
         assert!(error.is_timeout(), "{error:?}");
-        assert!(error.to_string().contains("1 chunks are still in flight"), "{error}");
-        assert_eq!(engine.pool_usage().quarantined, 1, "{route}");
+        assert!(error.to_string().contains("chunks are still in flight"), "{error}");
+        // On a slow machine others were in flight too at the deadline; those come back by themselves.
+        wait_until(|| engine.pool_usage().quarantined == 1);
         // The engine still serves others meanwhile.
         let other = open(&path);
         let second = gpu.alloc(other.size()).unwrap();
