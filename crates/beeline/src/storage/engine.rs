@@ -12,7 +12,7 @@ use beeline_core::transfer::{Grid, split};
 
 use super::file::File;
 use super::job::{CancelToken, Claim, Job, Transfer};
-use super::worker::Worker;
+use super::worker::{Held, Worker};
 use crate::config::{Config, SLOT_BYTES};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Buffer, DeviceId, Gpu};
@@ -108,12 +108,14 @@ struct Queue {
 }
 
 /// What others see of one worker.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Mark {
     /// When it went into the system call it is in, in nanoseconds of the engine's clock; 0 outside.
     busy_since: AtomicU64,
     /// Set once another worker has taken its place.
     replaced: AtomicU64,
+    /// What it has in flight, while it is in a call that may block.
+    held: Mutex<Option<Held>>,
 }
 
 impl Engine {
@@ -233,7 +235,7 @@ impl Engine {
         let mut queue = lock(&self.shared.queue);
         queue.jobs.push_back(Arc::clone(job));
         while queue.workers.len() < wanted {
-            if let Err(error) = self.shared.spawn(&mut queue) {
+            if let Err(error) = self.shared.spawn(&mut queue, None) {
                 if queue.workers.is_empty() {
                     queue.jobs.pop_back();
                     return Err(error);
@@ -274,9 +276,10 @@ impl fmt::Debug for Engine {
 }
 
 impl Shared {
-    fn spawn(self: &Arc<Self>, queue: &mut Queue) -> Result<()> {
+    /// Starts a worker; one that takes the place of `stuck` carries on with what that one has in flight.
+    fn spawn(self: &Arc<Self>, queue: &mut Queue, stuck: Option<Arc<Mark>>) -> Result<()> {
         let mark = Arc::new(Mark::default());
-        let worker = Worker::new(Arc::clone(self), Arc::clone(&mark));
+        let worker = Worker::new(Arc::clone(self), Arc::clone(&mark), stuck);
         std::thread::Builder::new()
             .name("beeline-io".to_owned())
             .spawn(move || worker.run())
@@ -358,7 +361,8 @@ impl Shared {
             .cloned()
             .collect();
         for mark in stuck {
-            if queue.workers.len() < most && self.spawn(&mut queue).is_ok() {
+            let place = Some(Arc::clone(&mark));
+            if queue.workers.len() < most && self.spawn(&mut queue, place).is_ok() {
                 mark.replaced.store(1, Ordering::Relaxed);
             }
         }
@@ -384,6 +388,16 @@ impl Shared {
 }
 
 impl Mark {
+    /// Leaves what a worker has in flight to whoever may take its place.
+    pub(super) fn leave_behind(&self, held: Held) {
+        *lock(&self.held) = Some(held);
+    }
+
+    /// What was left behind, once.
+    pub(super) fn take_over(&self) -> Option<Held> {
+        lock(&self.held).take()
+    }
+
     fn is_stuck(&self, now: u64) -> bool {
         let since = self.busy_since.load(Ordering::Relaxed);
         since != 0 && Duration::from_nanos(now.saturating_sub(since)) > STUCK_AFTER
@@ -498,7 +512,7 @@ mod tests {
         {
             let mut queue = lock(&engine.shared.queue);
             while queue.workers.len() < 16 {
-                engine.shared.spawn(&mut queue).unwrap();
+                engine.shared.spawn(&mut queue, None).unwrap();
             }
         }
         // They all find the queue empty at about the same time.
