@@ -12,5 +12,7 @@
 pub mod cuda;
 pub mod file;
 pub mod mem;
+#[doc(hidden)]
+pub mod testing;
 pub mod thread;
 pub mod uring;
