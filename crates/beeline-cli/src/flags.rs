@@ -204,13 +204,17 @@ pub(crate) struct CopyFlags {
 /// Flags of `beeline explain`.
 #[derive(Args, Debug)]
 pub(crate) struct ExplainFlags {
-    /// The file
+    /// The file; or, between memories: host, gpu:N, nic:NAME, remote:NAME (a GPU behind that NIC)
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
 
     /// The device; by default the one that `beeline load` would use
     #[arg(value_name = "DEVICE")]
     pub(crate) device: Option<String>,
+
+    /// Between memories: plan for a record that `beeline doctor --save` wrote
+    #[arg(long, value_name = "JSON")]
+    pub(crate) load: Option<PathBuf>,
 
     /// Plan for writing device memory into the file instead of reading it
     #[arg(long)]

@@ -4,7 +4,8 @@ use beeline::core::plan::{Choice, DirectIo, Rejected};
 use beeline::storage::{File, Operation, Plan, RouteShare, StorageRequest, StorageRoute};
 use serde_json::{Map, Value, json};
 
-use super::{Context, device_json, label};
+use super::explain_ends::Name;
+use super::{Context, device_json, explain_ends, label};
 use crate::failure::{Failure, reason_json};
 use crate::flags::ExplainFlags;
 use crate::output::{self, Answer};
@@ -14,6 +15,10 @@ use crate::output::{self, Answer};
 /// # Errors
 /// What opening the file or the device says.
 pub(crate) fn run(flags: &ExplainFlags, context: &Context) -> Result<Answer, Failure> {
+    let from = flags.file.to_str().and_then(Name::parse).filter(|_| !flags.file.exists());
+    if let (Some(from), Some(to)) = (&from, flags.device.as_deref().and_then(Name::parse)) {
+        return explain_ends::run(from, &to, flags.route.mode, flags.load.as_deref());
+    }
     let file = File::open(&flags.file)?;
     let gpu = context.device(flags.device.as_deref())?;
     let info = gpu.info();

@@ -228,6 +228,13 @@ impl<'m> Context<'m> {
         states.first().copied().flatten()
     }
 
+    /// Name of the live source that starts with `place`.
+    pub(super) fn live_source(&self, place: &str) -> Option<String> {
+        let sources = self.machine.sources.iter().filter(|source| source.kind == Kind::Live);
+        let mut matching = sources.filter(|source| source.name.starts_with(place));
+        matching.next().map(|source| source.name.clone())
+    }
+
     /// Facts come from the running machine or a captured root.
     pub(super) fn live(&self) -> bool {
         self.machine.has(&[Kind::Live])

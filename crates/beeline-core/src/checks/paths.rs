@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 use serde::Serialize;
 
 use super::context::Context;
+use crate::facts::Known;
 use crate::plan::{self, End, Mode};
 use crate::reason::Code;
 use crate::topology::{Answer, Point};
@@ -65,12 +66,19 @@ pub(super) fn verdicts(context: &Context<'_>) -> Vec<PathVerdict> {
         paths.push(verdict(context, Point::Gpu(a), Point::Gpu(b), level, why));
     }
     for gpu in topology.gpus() {
-        for nic in topology.nics() {
+        for nic in topology.nics().filter(|nic| may_rdma(context, *nic)) {
             let (level, why) = to_nic(context, gpu, nic);
             paths.push(verdict(context, gpu, nic, level, why));
         }
     }
     paths
+}
+
+/// NICs known to have no RDMA are no end of a direct path.
+fn may_rdma(context: &Context<'_>, nic: Point<'_>) -> bool {
+    let Point::Nic(name) = nic else { return false };
+    let rdma = context.machine.nics.get(name).and_then(|nic| nic.rdma.known());
+    rdma != Some(&false)
 }
 
 fn verdict(

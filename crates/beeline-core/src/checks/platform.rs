@@ -183,7 +183,7 @@ pub(super) fn no_rdma_device(context: &Context<'_>) -> Verdict {
         return Verdict::pass("there is an RDMA device");
     }
     Finding::info("no RDMA device: GPUDirect RDMA has nothing to use")
-        .seen(context.machine.sources.iter().find(|s| s.kind == Kind::Live).map(|s| s.name.clone()))
+        .seen(context.live_source("/sys/class/infiniband"))
         .into()
 }
 

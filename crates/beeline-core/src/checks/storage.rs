@@ -297,12 +297,12 @@ pub(super) fn no_nvme(context: &Context<'_>) -> Verdict {
     if !whole && !context.live() {
         return Verdict::skip(&["lspci -nn, complete"]);
     }
-    let origin =
-        context.machine.sources.iter().find(|s| matches!(s.kind, Kind::Lspci | Kind::Live));
+    let listing = context.machine.sources.iter().find(|source| source.kind == Kind::Lspci);
+    let origin = listing.map(|source| source.name.clone());
     Finding::info(
         "no NVMe drive: the direct path to local storage is not possible, the compatibility path may be",
     )
-    .seen(origin.map(|source| source.name.clone()))
+    .seen(origin.or_else(|| context.live_source("/sys/bus/pci")))
     .into()
 }
 
