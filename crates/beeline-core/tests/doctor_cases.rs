@@ -164,6 +164,34 @@ fn older_and_newer_wordings_are_read_too() {
 }
 
 #[test]
+fn forms_that_people_paste_are_read() {
+    let machine = from_inputs(&["topo-old-names.txt"]).unwrap();
+    let topology = beeline_core::topology::Topology::new(&machine);
+    let near: Vec<String> =
+        topology.nics_near(0).iter().map(|(name, distance)| format!("{name} {distance}")).collect();
+    assert_eq!(near, ["mlx5_0 PIX", "mlx5_bond_0 SYS"]);
+
+    let machine = from_inputs(&["lsmod-grep.txt"]).unwrap();
+    assert!(machine.platform.modules.contains_key("nvidia_peermem"));
+    assert_eq!(machine.platform.modules_listed, None, "what grep left out may be loaded");
+
+    let machine = from_inputs(&["dmesg-x.txt"]).unwrap();
+    assert_eq!(run(&machine).of("peermem-no-api")[0].status, Status::Fail);
+    let machine = from_inputs(&["uname-r.txt"]).unwrap();
+    assert_eq!(machine.platform.kernel.as_ref().unwrap().value, "5.10.0-28-amd64");
+
+    let machine = from_inputs(&["lspci-vvv-2gpu-gpp-0001.txt", "setpci-acs-001d.txt"]).unwrap();
+    assert!(machine.sources.len() == 2);
+    let machine = from_inputs(&["setpci-acs-001d.txt", "lspci-vvv-2gpu-gpp-0001.txt"]).unwrap();
+    assert_eq!(run(&machine).of("p2p-acs-redirect")[0].status, Status::Fail);
+
+    let machine = from_inputs(&["lspci-vvv-gpu-nic-acs-on.txt"]).unwrap();
+    let report = run(&machine);
+    let text = words(report.of("rdma-acs-redirect")[0]);
+    assert!(text.contains("0000:19:08.0") && text.contains("setpci -s"), "{text}");
+}
+
+#[test]
 fn loaded_is_not_registered() {
     let mut machine = from_inputs(&["lsmod-peermem.txt"]).unwrap();
     assert_eq!(run(&machine).of("peermem-not-registered")[0].status, Status::Skip);

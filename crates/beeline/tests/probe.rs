@@ -102,7 +102,7 @@ fn a_captured_root_gives_tree_bits_and_reasons() {
 
     let report = run(&machine);
     let failed: Vec<&str> = report.failures().map(|finding| finding.check).collect();
-    assert_eq!(failed, ["p2p-acs-redirect"]);
+    assert_eq!(failed, ["p2p-acs-redirect", "rdma-acs-redirect"]);
     let found = report.of("p2p-acs-redirect")[0];
     assert!(
         found.message.contains("0000:02:00.0 0x001d") && found.message.contains("0000:02:01.0")
@@ -114,7 +114,7 @@ fn a_captured_root_gives_tree_bits_and_reasons() {
     let saved = json::save(&machine, false).unwrap();
     assert!(!saved.contains("GPU-00000000") && !saved.contains(dir.path().to_str().unwrap()));
     let loaded = json::load(&saved).unwrap();
-    assert_eq!(run(&loaded).failures().count(), 1);
+    assert_eq!(run(&loaded).failures().count(), 2);
 }
 
 #[test]

@@ -124,6 +124,58 @@ pub(super) fn acs_cautions(context: &Context<'_>) -> Vec<String> {
     cautions
 }
 
+/// Ports between a GPU and a NIC that send peer traffic up to the root complex.
+pub(super) fn rdma_acs_redirect(context: &Context<'_>) -> Verdict {
+    let topology = &context.topology;
+    let (mut pairs, mut bridges, mut judged) = (Vec::new(), Vec::new(), false);
+    for gpu in topology.gpus() {
+        for nic in topology.nics() {
+            let Point::Nic(name) = nic else { continue };
+            let record = context.machine.nics.get(name);
+            if record.is_some_and(|nic| nic.rdma.known() == Some(&false)) {
+                continue;
+            }
+            let path = topology.path(gpu, nic);
+            // Beyond the host bridge the traffic goes up in any case.
+            if path.common.is_none() {
+                continue;
+            }
+            judged = true;
+            let redirecting = topology.redirecting(&path);
+            if !redirecting.is_empty() && pairs.len() < 64 {
+                pairs.push(alloc::format!("{} - {name}", topology.label(gpu)));
+                bridges.extend(redirecting);
+            }
+        }
+    }
+    bridges.sort_unstable();
+    bridges.dedup();
+    if pairs.is_empty() {
+        return match judged && topology.acs_visible() {
+            true => Verdict::pass("no port between a GPU and a NIC redirects peer traffic"),
+            false => {
+                Verdict::skip(&["lspci -vvv, run as root, with a GPU and a NIC below one switch"])
+            }
+        };
+    }
+    let list: Vec<String> =
+        bridges.iter().map(|(bdf, acs)| alloc::format!("{bdf} {acs}")).collect();
+    let evidence = bridges.iter().filter_map(|(bdf, _)| {
+        let fact = context.machine.pci.get(bdf)?.acs.as_ref()?;
+        Some(context.cite(fact.origin))
+    });
+    Finding::warning(alloc::format!(
+        "GPUDirect RDMA between these is sent up to the root complex by {}: slow, and with an IOMMU that \
+         translates it fails (completion status 4)",
+        list.join("; ")
+    ))
+    .on(pairs)
+    .seen(evidence)
+    .fix(acs_remedies(context, &bridges))
+    .caution(acs_cautions(context))
+    .into()
+}
+
 /// Peer writes under an IOMMU that translates.
 pub(super) fn iommu_translated(context: &Context<'_>) -> Verdict {
     let (sure, why) = match &context.iommu {

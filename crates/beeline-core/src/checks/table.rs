@@ -19,6 +19,17 @@ pub const TABLE: &[Check] = &[
         run: peer::acs_redirect,
     },
     Check {
+        code: "rdma-acs-redirect",
+        title: "ports between a GPU and a NIC send peer traffic up to the root complex",
+        needs: "lspci -vvv as root, or the live machine",
+        decides: "a port below the bridge that a GPU and an RDMA NIC share has ReqRedir, CmpltRedir or UpstreamFwd on",
+        remedy: "clear the bits on exactly those ports",
+        source: "PCI Express Base 7.7.11; nccl#928",
+        reason: None,
+        after: &[],
+        run: peer::rdma_acs_redirect,
+    },
+    Check {
         code: "p2p-iommu-fault",
         title: "an IOMMU refused accesses of a GPU: data is lost",
         needs: "dmesg",

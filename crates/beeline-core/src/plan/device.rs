@@ -1,7 +1,7 @@
 //! Routes between the memories of devices: GPU, host, NIC, and a GPU of another machine.
 //!
 //! A plan over the facts that doctor judges: a route that a check finds broken is rejected here with
-//! the check's code. Routes between a file and a device are planned by [`super::storage`].
+//! the check's code. Routes between a file and a device are planned by [`super::storage()`].
 
 use alloc::format;
 use alloc::string::{String, ToString};

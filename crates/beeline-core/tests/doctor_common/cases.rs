@@ -670,6 +670,7 @@ pub const CASES: &[Case] = &[
 
 /// Inputs near to a case on which a check must stay silent.
 pub const NEAR_MISSES: &[(&str, &[&str])] = &[
+    ("rdma-acs-redirect", &["lspci-vvv-gpu-nic-acs-off.txt"]),
     ("p2p-acs-redirect", &["topo-4gpu-pxb-pix.txt", "lspci-vvv-4gpu-acs-srcvalid-only.txt"]),
     ("p2p-acs-redirect", &["lspci-vvv-2gpu-gpp-0001.txt"]),
     (
@@ -785,6 +786,7 @@ pub const MISSING: &[(&str, &[&str])] = &[
     ("p2p-acs-redirect", &["topo-4gpu-pxb-pix.txt"]),
     ("p2p-acs-redirect", &["lspci-vvv-4gpu-unprivileged.txt"]),
     ("p2p-iommu-translated", &["topo-8gpu-amd.txt", "cmdline-plain.txt", "lscpu-epyc-2s-nps1.txt"]),
+    ("rdma-acs-redirect", &["topo-1gpu-pix-nic.txt"]),
     ("p2p-iommu-fault", &["dmesg-dmar-fault-nic.txt"]),
     ("p2p-not-capable", &["topo-4gpu-pxb-pix.txt"]),
     ("nvlink-partial", &["smi-q-v100.txt"]),

@@ -36,7 +36,18 @@ fn is_kernel_line(line: &str) -> bool {
             && fields.take(3).all(|f| !f.is_empty() && f.bytes().all(|c| c.is_ascii_digit()))
     });
     let leveled = line.strip_prefix('<').and_then(|rest| rest.split_once('>'));
+    // `dmesg -x` puts the facility in front, `--time-format iso` a date.
+    let decoded = line.split_once(": [").is_some_and(|(head, rest)| {
+        let facility = head.split(':').next().unwrap_or("").trim();
+        matches!(facility, "kern" | "user" | "daemon" | "syslog") && rest.contains(']')
+    });
+    let iso = line.split_once(' ').is_some_and(|(stamp, _)| {
+        let date = stamp.bytes().take(10).filter(|b| *b == b'-').count() == 2;
+        date && stamp.contains('T') && stamp.contains(',') && stamp.contains('+')
+    });
     bracketed(line)
+        || decoded
+        || iso
         || kmsg
         || leveled.is_some_and(|(level, rest)| level.parse::<u16>().is_ok() && bracketed(rest))
         || line.contains(" kernel: ")

@@ -26,6 +26,7 @@ mod nccl_topo;
 mod proc_files;
 mod proc_tables;
 mod scan;
+mod setpci;
 mod settings;
 mod show_gids;
 mod smi_query;
@@ -102,6 +103,7 @@ kinds! {
     SmiQuery = "nvidia-smi-q", "nvidia-smi -q", smi_query::recognise, smi_query::parse;
     LspciTree = "lspci-tree", "lspci -tv", lspci_tree::recognise, lspci_tree::parse;
     Lspci = "lspci", "lspci -nn or -vvv", lspci::recognise, lspci::parse;
+    Setpci = "setpci", "setpci -v -s BDF ECAP_ACS+6.w", setpci::recognise, setpci::parse;
     Gdscheck = "gdscheck", "gdscheck -p", gdscheck::recognise, gdscheck::parse;
     IbvDevinfo = "ibv-devinfo", "ibv_devinfo", ibv_devinfo::recognise, ibv_devinfo::parse;
     ShowGids = "show-gids", "show_gids", show_gids::recognise, show_gids::parse;

@@ -90,11 +90,27 @@ pub(crate) fn learn_cmdline(machine: &mut Machine, text: &str, at: Origin) {
 
 pub(super) fn is_uname(head: &str) -> bool {
     let first = head.trim_start();
-    first.starts_with("Linux version ") || (first.starts_with("Linux ") && first.contains(" SMP"))
+    is_release(head.trim())
+        || first.starts_with("Linux version ")
+        || (first.starts_with("Linux ") && first.contains(" SMP"))
+}
+
+/// `5.10.0-28-amd64` alone: `uname -r`.
+fn is_release(text: &str) -> bool {
+    let numbers = text
+        .split(['.', '-'])
+        .take(3)
+        .filter(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()));
+    let shape = text.bytes().all(|b| b.is_ascii_alphanumeric() || b".-_+~".contains(&b));
+    text.len() < 128 && shape && text.contains('-') && text.contains('.') && numbers.count() == 3
 }
 
 /// `uname -a` or /proc/version.
 pub(super) fn parse_uname(machine: &mut Machine, input: &Input<'_>) -> Result<Outcome, ReadError> {
+    if is_release(input.text.trim()) {
+        machine.platform.kernel.learn(input.text.trim().to_string(), input.at(1));
+        return Ok(Outcome::default());
+    }
     let Some((number, line)) = input.lines().find(|(_, line)| line.starts_with("Linux ")) else {
         return Ok(Outcome::default());
     };

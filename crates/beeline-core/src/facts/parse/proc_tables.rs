@@ -22,7 +22,23 @@ pub(super) fn is_modules(head: &str) -> bool {
     let proc_form = words.len() >= 6
         && words.get(1).is_some_and(|size| size.parse::<u64>().is_ok())
         && words.get(4).is_some_and(|state| matches!(*state, "Live" | "Loading" | "Unloading"));
-    lsmod || proc_form
+    lsmod || proc_form || is_filtered_lsmod(head)
+}
+
+/// Lines of lsmod without its header, as `grep` leaves them: what is not there may still be loaded.
+fn is_filtered_lsmod(head: &str) -> bool {
+    let mut lines = head.lines().filter(|line| !line.trim().is_empty()).peekable();
+    let shape = |line: &str| {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let name = words.first().is_some_and(|name| {
+            let shape = name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+            shape && name.bytes().any(|b| b.is_ascii_alphabetic())
+        });
+        let number =
+            |index: usize| words.get(index).is_some_and(|word| word.parse::<u64>().is_ok());
+        name && number(1) && number(2) && matches!(words.len(), 3 | 4)
+    };
+    lines.peek().is_some() && lines.all(shape)
 }
 
 pub(super) fn parse_modules(
@@ -43,7 +59,9 @@ pub(super) fn parse_modules(
             machine.platform.modules.entry(name.replace('-', "_")).or_insert(fact);
         }
     }
-    machine.platform.modules_listed.learn(true, input.at(1));
+    if !is_filtered_lsmod(input.text) {
+        machine.platform.modules_listed.learn(true, input.at(1));
+    }
     Ok(Outcome::default())
 }
 

@@ -23,7 +23,8 @@ pub(super) fn is_p2p(head: &str) -> bool {
 /// A header that starts with GPU0, and below it a row `GPU0` whose cells all satisfy `cell`.
 fn matrix_shape(head: &str, cell: impl Fn(&str) -> bool) -> bool {
     let mut lines = head.lines().map(clean).filter(|line| !line.trim().is_empty()).take(64);
-    let Some(columns) = lines.find_map(|line| header(line).map(|columns| columns.len())) else {
+    let Some(columns) = lines.find_map(|line| header(line).map(|columns| columns.ends.len()))
+    else {
         return false;
     };
     lines
@@ -37,20 +38,42 @@ fn matrix_shape(head: &str, cell: impl Fn(&str) -> bool) -> bool {
         .unwrap_or(false)
 }
 
-/// The endpoints of a header line, up to the affinity columns.
-fn header(line: &str) -> Option<Vec<Endpoint>> {
-    let words = line.split_ascii_whitespace();
-    let columns: Vec<Endpoint> = words.map_while(endpoint).collect();
-    matches!(columns.first(), Some(Endpoint::Gpu(_))).then_some(columns)
+/// The columns of a matrix: what they stand for, and their names.
+struct Columns<'a> {
+    ends: Vec<Endpoint>,
+    names: Vec<&'a str>,
 }
 
-/// `GPU3`, `NIC2`, and `mlx5_2` of drivers before the NIC legend.
+impl Columns<'_> {
+    fn find(&self, name: &str) -> Option<Endpoint> {
+        let place = self.names.iter().position(|known| *known == name)?;
+        self.ends.get(place).copied()
+    }
+}
+
+/// The columns of a header line, up to the affinity. Drivers before the NIC legend print names of
+/// devices (`mlx5_bond_0`) as columns: those are numbered in their order.
+fn header(line: &str) -> Option<Columns<'_>> {
+    let names: Vec<&str> =
+        line.split_ascii_whitespace().take_while(|word| *word != "CPU").collect();
+    if !names.first().is_some_and(|name| matches!(endpoint(name), Some(Endpoint::Gpu(_)))) {
+        return None;
+    }
+    let mut unnumbered = 0u32;
+    let ends = names.iter().map(|name| {
+        endpoint(name).unwrap_or_else(|| {
+            unnumbered += 1;
+            Endpoint::Nic(unnumbered - 1)
+        })
+    });
+    let ends = ends.collect();
+    Some(Columns { ends, names })
+}
+
+/// `GPU3` and `NIC2`.
 fn endpoint(word: &str) -> Option<Endpoint> {
     let number = |prefix: &str| word.strip_prefix(prefix)?.parse::<u32>().ok();
-    if let Some(number) = number("GPU") {
-        return Some(Endpoint::Gpu(number));
-    }
-    number("NIC").or_else(|| number("mlx5_")).map(Endpoint::Nic)
+    number("GPU").map(Endpoint::Gpu).or_else(|| number("NIC").map(Endpoint::Nic))
 }
 
 /// Terminal escapes around the header are dropped.
@@ -60,7 +83,7 @@ fn clean(line: &str) -> &str {
 }
 
 pub(super) fn parse_matrix(machine: &mut Machine, input: &Input<'_>) -> Result<Outcome, ReadError> {
-    let mut columns: Option<Vec<Endpoint>> = None;
+    let mut columns: Option<Columns<'_>> = None;
     let (mut rows, mut legend, mut tail_seen) = (0usize, false, false);
     for (number, line) in input.lines() {
         let line = clean(line);
@@ -89,7 +112,7 @@ pub(super) fn parse_matrix(machine: &mut Machine, input: &Input<'_>) -> Result<O
         }
         let Some(known) = &columns else {
             columns = header(line);
-            if columns.as_ref().is_some_and(|columns| columns.len() > COLUMNS_MAX) {
+            if columns.as_ref().is_some_and(|columns| columns.ends.len() > COLUMNS_MAX) {
                 let message = alloc::format!("matrix with more than {COLUMNS_MAX} columns");
                 return Err(ReadError::new(input, number, message));
             }
@@ -98,11 +121,19 @@ pub(super) fn parse_matrix(machine: &mut Machine, input: &Input<'_>) -> Result<O
         if tail_seen {
             continue;
         }
-        let Some(from) = line.split_ascii_whitespace().next().and_then(endpoint) else { continue };
+        let name = line.split_ascii_whitespace().next().unwrap_or("");
+        let Some(from) = known.find(name) else { continue };
         rows += 1;
-        row(machine, input, number, line, from, known)?;
+        if matches!(from, Endpoint::Nic(index) if !name.starts_with("NIC") && index < 1024) {
+            let nic = machine.nic(name);
+            if let Endpoint::Nic(index) = from {
+                nic.index.learn(index, at);
+            }
+            nic.rdma.learn(true, at);
+        }
+        row(machine, input, number, line, from, &known.ends)?;
     }
-    let columns = columns.map_or(0, |columns| columns.len());
+    let columns = columns.map_or(0, |columns| columns.ends.len());
     if rows > columns {
         let message = alloc::format!("{rows} rows for {columns} columns");
         return Err(ReadError::new(input, 1, message));
@@ -184,7 +215,7 @@ fn name_unnamed_nics(machine: &mut Machine, input: &Input<'_>) {
 }
 
 pub(super) fn parse_p2p(machine: &mut Machine, input: &Input<'_>) -> Result<Outcome, ReadError> {
-    let mut columns: Option<Vec<Endpoint>> = None;
+    let mut columns: Option<Columns<'_>> = None;
     let mut rows = 0usize;
     for (number, line) in input.lines() {
         let line = clean(line);
@@ -196,7 +227,7 @@ pub(super) fn parse_p2p(machine: &mut Machine, input: &Input<'_>) -> Result<Outc
         let Some(Endpoint::Gpu(from)) = words.next().and_then(endpoint) else { continue };
         rows += 1;
         machine.gpu_numbered(from, input.at(number));
-        for (to, word) in known.iter().zip(words) {
+        for (to, word) in known.ends.iter().zip(words) {
             let Endpoint::Gpu(to) = *to else { continue };
             if word == "X" {
                 continue;
@@ -210,6 +241,6 @@ pub(super) fn parse_p2p(machine: &mut Machine, input: &Input<'_>) -> Result<Outc
             machine.p2p.push(Fact { value, origin: input.at(number) });
         }
     }
-    let columns = columns.map_or(0, |columns| columns.len());
+    let columns = columns.map_or(0, |columns| columns.ends.len());
     Ok(Outcome { truncated: rows < columns })
 }
