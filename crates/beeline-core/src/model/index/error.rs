@@ -83,7 +83,7 @@ pub enum IndexError {
 pub enum NameFault {
     /// It is empty.
     Empty,
-    /// It is longer than [`SHARD_NAME_MAX`](super::SHARD_NAME_MAX) bytes.
+    /// It is longer than [`SHARD_NAME_MAX`] bytes.
     TooLong,
     /// It is `.` or `..`.
     Directory,
