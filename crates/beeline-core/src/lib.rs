@@ -10,5 +10,6 @@
 extern crate alloc;
 
 pub mod addr;
+pub mod mr;
 pub mod reason;
 pub mod time;
