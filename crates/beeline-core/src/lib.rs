@@ -12,4 +12,5 @@ extern crate alloc;
 pub mod addr;
 pub mod mr;
 pub mod reason;
+pub mod roce;
 pub mod time;

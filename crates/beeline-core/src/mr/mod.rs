@@ -172,10 +172,8 @@ impl MrTable {
             let len = region.len;
             return Err(refuse(Refusal::OutOfBounds { start: region.iova, len }));
         };
-        region.in_flight = region
-            .in_flight
-            .checked_add(1)
-            .ok_or(refuse(Refusal::TooManyInFlight))?;
+        region.in_flight =
+            region.in_flight.checked_add(1).ok_or(refuse(Refusal::TooManyInFlight))?;
         Ok(Grant { segment: Segment { region: id, offset, len: ask.len } })
     }
 

@@ -27,10 +27,9 @@ fn each_rule_refuses_by_itself() {
     for (iova, len) in [(0x0fff, 1), (0x1000, 101), (0x1063, 2), (0x1065, 0), (u64::MAX, 8)] {
         assert_eq!(why(&mut mrs, ask(key, iova, len, Need::LocalRead)), Err(bounds));
     }
-    for (need, right) in [
-        (Need::RemoteWrite, Access::REMOTE_WRITE),
-        (Need::RemoteAtomic, Access::REMOTE_ATOMIC),
-    ] {
+    for (need, right) in
+        [(Need::RemoteWrite, Access::REMOTE_WRITE), (Need::RemoteAtomic, Access::REMOTE_ATOMIC)]
+    {
         let refusal = Err(Refusal::MissingRight { right });
         assert_eq!(why(&mut mrs, ask(key, 0x1000, 8, need)), refusal);
     }
@@ -75,15 +74,8 @@ fn deregistration_waits_for_posted_requests_and_for_accesses() {
 #[test]
 fn registrations_that_make_no_sense_are_refused() {
     let mut mrs = table();
-    let with = |iova, len, access| Registration {
-        iova: Iova::new(iova),
-        len,
-        ..region(access)
-    };
-    assert!(matches!(
-        mrs.register(with(0, 0, Access::ALL)),
-        Err(RegisterError::Length { len: 0 })
-    ));
+    let with = |iova, len, access| Registration { iova: Iova::new(iova), len, ..region(access) };
+    assert!(matches!(mrs.register(with(0, 0, Access::ALL)), Err(RegisterError::Length { len: 0 })));
     assert!(matches!(
         mrs.register(with(u64::MAX, 2, Access::ALL)),
         Err(RegisterError::Wraps { .. })
