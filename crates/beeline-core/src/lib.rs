@@ -11,6 +11,7 @@ extern crate alloc;
 
 pub mod addr;
 pub mod mr;
+pub mod rc;
 pub mod reason;
 pub mod roce;
 pub mod time;
