@@ -609,6 +609,14 @@ impl Engine {
         self.shared.recycle(buffer);
     }
 
+    /// Lets the work request numbers of a queue pair start elsewhere.
+    #[cfg(test)]
+    pub(super) fn start_numbers_at(&mut self, qpn: Qpn, number: u64) {
+        if let Some(qp) = self.qps.get_mut(&qpn) {
+            qp.req.start_numbers_at(number);
+        }
+    }
+
     /// Brings the lists up to date with a queue pair that was touched.
     fn settle(&mut self, qpn: Qpn) {
         if core::mem::take(&mut self.shared.overrun) {

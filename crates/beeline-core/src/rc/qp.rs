@@ -257,6 +257,8 @@ impl Qp {
     /// Makes as many packets as the windows allow.
     pub(super) fn pump(&mut self, shared: &mut Shared) {
         self.expand_replies(shared);
+        // What is done makes room and lifts fences; what is built may find a fault to report.
+        self.settle_sends(shared);
         self.build_requests(shared);
         self.settle_sends(shared);
     }

@@ -152,6 +152,13 @@ impl Requester {
         self.queue.get_mut(usize::try_from(number.checked_sub(self.base)?).ok()?)
     }
 
+    #[cfg(test)]
+    pub(super) fn start_numbers_at(&mut self, number: u64) {
+        (self.base, self.una_wqe, self.cursor_wqe, self.numbered) =
+            (number, number, number, number);
+        self.line_front = number;
+    }
+
     /// The work request under the cursor.
     pub(super) fn next_wqe(&self) -> Option<&SendWqe> {
         self.wqe(self.cursor_wqe)

@@ -1,2 +1,4 @@
+mod datagrams;
 mod net;
+mod rules;
 mod traffic;

@@ -279,7 +279,7 @@ impl World {
                     idle = false;
                 }
                 while let Some(transmit) = self.sides[at].engine.poll_transmit(self.now) {
-                    self.send(1 - at, transmit);
+                    self.transmit(1 - at, transmit);
                     idle = false;
                 }
                 if idle {
@@ -350,7 +350,7 @@ impl World {
         self.happenings.push(Reverse((when, self.counter, happening)));
     }
 
-    fn send(&mut self, to: usize, transmit: Transmit) {
+    fn transmit(&mut self, to: usize, transmit: Transmit) {
         let Transmit { path, datagram } = transmit;
         assert_eq!(path, path_to(to));
         let digest = crc32fast::hash(&datagram);
