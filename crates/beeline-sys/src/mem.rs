@@ -1,0 +1,492 @@
+//! Memory outside Rust's aliasing rules: shared with the kernel, a device or another process.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use beeline_core::addr::VirtAddr;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// An access that does not lie inside its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfBounds {
+    /// First byte of the access.
+    pub offset: u64,
+    /// Length of the access in bytes.
+    pub len: u64,
+    /// Size of the memory in bytes.
+    pub size: u64,
+}
+
+impl fmt::Display for OutOfBounds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} bytes at offset {} do not lie inside {} bytes of memory",
+            self.len, self.offset, self.size
+        )
+    }
+}
+
+impl std::error::Error for OutOfBounds {}
+
+impl From<OutOfBounds> for io::Error {
+    fn from(error: OutOfBounds) -> Self {
+        Self::new(io::ErrorKind::InvalidInput, error)
+    }
+}
+
+/// A piece of one file or memfd, for [`HostMem::from_extents`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Offset in the file, a multiple of the page size.
+    pub offset: u64,
+    /// Length in bytes, a multiple of the page size.
+    pub len: u64,
+}
+
+/// A readable and writable mapping owned by this value.
+///
+/// Others (the kernel, a device, a thread that copies) may write it at any time, so it is never
+/// lent out as a slice. Two accesses that race give unspecified bytes, as they would on a device;
+/// ordering them is the caller's task. Every access is bounds-checked.
+pub struct HostMem {
+    ptr: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the value owns the mapping behind `ptr`; nothing in it belongs to one thread.
+unsafe impl Send for HostMem {}
+// SAFETY: all access goes through raw copies and atomics of plain bytes, for which every bit
+// pattern is valid; no reference to the contents is ever handed out.
+unsafe impl Sync for HostMem {}
+
+impl HostMem {
+    /// Zeroed private memory of `len` bytes, in huge pages where the kernel offers them.
+    ///
+    /// # Errors
+    /// `ENOMEM` where the address space or the commit limit is exhausted, `EINVAL` for `len` 0.
+    pub fn anonymous(len: usize) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing.
+        let ptr = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        }?;
+        let mem = Self::own(ptr, len)?;
+        // Fewer page-table entries to pin per request. Refusal (no THP built in) costs only speed.
+        let _ = mem.advise(Advice::LinuxHugepage);
+        Ok(mem)
+    }
+
+    /// The bytes `[offset, offset + len)` of `fd`, shared with everybody who maps them.
+    ///
+    /// `fd` must refer to memory that never shrinks (a sealed or owned memfd): a mapped file that is
+    /// truncated answers an access with `SIGBUS`. For ordinary files use [`FileMap`].
+    ///
+    /// # Errors
+    /// What `mmap(2)` says.
+    pub fn shared(fd: impl AsFd, offset: u64, len: usize) -> io::Result<Self> {
+        Self::from_extents(fd, &[Extent { offset, len: len as u64 }])
+    }
+
+    /// Pieces of `fd`, one after the other at consecutive addresses: a page table by hand.
+    ///
+    /// # Errors
+    /// What `mmap(2)` says; `EINVAL` where a length is zero, not a multiple of the page size (except
+    /// the last) or the sum overflows.
+    pub fn from_extents(fd: impl AsFd, extents: &[Extent]) -> io::Result<Self> {
+        let total = extents.iter().try_fold(0_u64, |sum, extent| sum.checked_add(extent.len));
+        let len = total
+            .and_then(|sum| usize::try_from(sum).ok())
+            .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        // SAFETY: a new reservation at an address of the kernel's choice aliases nothing.
+        let ptr = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        }?;
+        let mem = Self::own(ptr, len)?;
+        mem.remap(fd, extents)?;
+        Ok(mem)
+    }
+
+    /// Puts other pages of `fd` behind the same addresses: how simulated device memory moves.
+    ///
+    /// Accesses that race with the call see the old or the new pages. `extents` must cover exactly
+    /// the length of the memory.
+    ///
+    /// # Errors
+    /// `EINVAL` where the extents do not cover the memory or are not page-aligned; what `mmap(2)`
+    /// says. After an error some pieces may already have moved.
+    pub fn remap(&self, fd: impl AsFd, extents: &[Extent]) -> io::Result<()> {
+        let page = page_size() as u64;
+        let mut at = 0_usize;
+        for (index, extent) in extents.iter().enumerate() {
+            let last = index + 1 == extents.len();
+            let len = usize::try_from(extent.len).map_err(|_| io::ErrorKind::InvalidInput)?;
+            if len == 0 || (!last && !extent.len.is_multiple_of(page)) || len > self.len - at {
+                return Err(io::ErrorKind::InvalidInput.into());
+            }
+            // SAFETY: `at <= self.len`, so the sum stays inside this value's own mapping.
+            let target = unsafe { self.ptr.as_ptr().add(at) };
+            // SAFETY: MAP_FIXED replaces `[at, at + len)`, checked above to lie inside the mapping
+            // that this value owns; no reference into it exists.
+            unsafe {
+                rustix::mm::mmap(
+                    target.cast::<c_void>(),
+                    len,
+                    ProtFlags::READ | ProtFlags::WRITE,
+                    MapFlags::SHARED | MapFlags::FIXED,
+                    fd.as_fd(),
+                    extent.offset,
+                )
+            }?;
+            at += len;
+        }
+        if at == self.len { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
+    }
+
+    fn own(ptr: *mut c_void, len: usize) -> io::Result<Self> {
+        let ptr = NonNull::new(ptr.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { ptr, len })
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// Whether the memory has no byte. Always false: an empty mapping cannot be made.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where the memory starts in this process.
+    pub fn addr(&self) -> VirtAddr {
+        VirtAddr::new(self.ptr.as_ptr() as u64)
+    }
+
+    /// Tells the kernel how the memory will be used.
+    ///
+    /// # Errors
+    /// What `madvise(2)` says.
+    pub fn advise(&self, advice: Advice) -> io::Result<()> {
+        // SAFETY: the range is exactly the mapping that this value owns, and none of the advices
+        // rustix offers here unmaps it.
+        unsafe { rustix::mm::madvise(self.ptr.as_ptr().cast(), self.len, advice) }?;
+        Ok(())
+    }
+
+    /// Makes every page present now, so that no later access takes a page fault.
+    ///
+    /// # Errors
+    /// `ENOMEM` where memory runs out, `EINVAL` before Linux 5.14.
+    pub fn populate(&self) -> io::Result<()> {
+        self.advise(Advice::LinuxPopulateWrite)
+    }
+
+    /// Copies `into.len()` bytes out, starting at `offset`.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`]; nothing was copied then.
+    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
+        let from = self.at(offset, into.len() as u64)?;
+        // SAFETY: `at` checked that the source lies inside this mapping; `into` is exclusive memory
+        // of Rust's, which never overlaps a mapping that is not lent out.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    /// Copies all of `from` in, starting at `offset`.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`]; nothing was copied then.
+    pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), OutOfBounds> {
+        let into = self.at(offset, from.len() as u64)?;
+        // SAFETY: `at` checked that the target lies inside this mapping, which no reference covers.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into, from.len()) };
+        Ok(())
+    }
+
+    /// Sets `len` bytes from `offset` on to `value`.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`]; nothing was written then.
+    pub fn fill(&self, offset: u64, len: u64, value: u8) -> Result<(), OutOfBounds> {
+        let into = self.at(offset, len)?;
+        // SAFETY: `at` checked that the range lies inside this mapping, so `len` fits `usize`.
+        unsafe { std::ptr::write_bytes(into, value, len as usize) };
+        Ok(())
+    }
+
+    /// Copies `len` bytes from `src` at `src_offset` to `self` at `offset`; overlap is allowed.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] of whichever side it is; nothing was copied then.
+    pub fn copy_from(
+        &self,
+        offset: u64,
+        src: &Self,
+        src_offset: u64,
+        len: u64,
+    ) -> Result<(), OutOfBounds> {
+        let into = self.at(offset, len)?;
+        let from = src.at(src_offset, len)?;
+        // SAFETY: both ranges were checked by `at`; `copy` allows them to overlap.
+        unsafe { std::ptr::copy(from, into, len as usize) };
+        Ok(())
+    }
+
+    /// Reads an aligned 32-bit word with acquire ordering.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], also where `offset` is not a multiple of 4.
+    pub fn load_u32(&self, offset: u64) -> Result<u32, OutOfBounds> {
+        let at = self.aligned(offset, 4)?;
+        // SAFETY: `aligned` checked bounds and alignment; the word is only used atomically here.
+        Ok(unsafe { AtomicU32::from_ptr(at.cast()) }.load(Ordering::Acquire))
+    }
+
+    /// Writes an aligned 32-bit word with release ordering.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], also where `offset` is not a multiple of 4.
+    pub fn store_u32(&self, offset: u64, value: u32) -> Result<(), OutOfBounds> {
+        let at = self.aligned(offset, 4)?;
+        // SAFETY: `aligned` checked bounds and alignment; the word is only used atomically here.
+        unsafe { AtomicU32::from_ptr(at.cast()) }.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    /// Reads an aligned 64-bit word with acquire ordering.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], also where `offset` is not a multiple of 8.
+    pub fn load_u64(&self, offset: u64) -> Result<u64, OutOfBounds> {
+        Ok(self.atomic_u64(offset)?.load(Ordering::Acquire))
+    }
+
+    /// Writes an aligned 64-bit word with release ordering.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], also where `offset` is not a multiple of 8.
+    pub fn store_u64(&self, offset: u64, value: u64) -> Result<(), OutOfBounds> {
+        self.atomic_u64(offset)?.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    /// The aligned 64-bit word at `offset`, for rings and remote atomics.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], also where `offset` is not a multiple of 8.
+    pub fn atomic_u64(&self, offset: u64) -> Result<&AtomicU64, OutOfBounds> {
+        let at = self.aligned(offset, 8)?;
+        // SAFETY: `aligned` checked bounds and alignment, the mapping lives as long as `self`, and
+        // an atomic may be shared with whoever else writes the word.
+        Ok(unsafe { AtomicU64::from_ptr(at.cast()) })
+    }
+
+    /// The first byte of `[offset, offset + len)`, if the whole range lies inside.
+    pub(crate) fn at(&self, offset: u64, len: u64) -> Result<*mut u8, OutOfBounds> {
+        let size = self.len as u64;
+        if offset > size || len > size - offset {
+            return Err(OutOfBounds { offset, len, size });
+        }
+        // SAFETY: `offset <= self.len` was just checked, so the result stays in (or one past) the
+        // mapping.
+        Ok(unsafe { self.ptr.as_ptr().add(offset as usize) })
+    }
+
+    fn aligned(&self, offset: u64, size: u64) -> Result<*mut u8, OutOfBounds> {
+        // Mappings start on a page, so an aligned offset is an aligned address.
+        if !offset.is_multiple_of(size) {
+            return Err(OutOfBounds { offset, len: size, size: self.len as u64 });
+        }
+        self.at(offset, size)
+    }
+}
+
+impl Drop for HostMem {
+    fn drop(&mut self) {
+        // SAFETY: this value owns the mapping and nothing can use it after the drop.
+        let _ = unsafe { rustix::mm::munmap(self.ptr.as_ptr().cast(), self.len) };
+    }
+}
+
+impl fmt::Debug for HostMem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostMem").field("addr", &self.addr()).field("len", &self.len).finish()
+    }
+}
+
+/// A read-only mapping of an ordinary file: the page cache by address.
+///
+/// The CPU never reads it here, because a file that shrinks answers with `SIGBUS`; its address is
+/// for devices (registered, they hold the pages) and for system calls, which answer `EFAULT`.
+#[derive(Debug)]
+pub struct FileMap {
+    mem: HostMem,
+}
+
+impl FileMap {
+    /// Maps the bytes `[offset, offset + len)` of `file`; `offset` is a multiple of the page size.
+    ///
+    /// # Errors
+    /// What `mmap(2)` says: `ENODEV` where the file system has no mappings, `EACCES`, `ENOMEM`.
+    pub fn new(file: impl AsFd, offset: u64, len: usize) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing.
+        let ptr = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ,
+                MapFlags::SHARED,
+                file.as_fd(),
+                offset,
+            )
+        }?;
+        Ok(Self { mem: HostMem::own(ptr, len)? })
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> u64 {
+        self.mem.len()
+    }
+
+    /// Whether the mapping has no byte. Always false: an empty mapping cannot be made.
+    pub fn is_empty(&self) -> bool {
+        self.mem.is_empty()
+    }
+
+    /// Where the mapping starts in this process.
+    pub fn addr(&self) -> VirtAddr {
+        self.mem.addr()
+    }
+
+    /// Writes mapped bytes to `fd` at `at`: one copy, made by the kernel, which survives a file that
+    /// shrank. Returns the bytes written, fewer where the mapping ends early.
+    ///
+    /// # Errors
+    /// `EFAULT` where the first page is gone (the file was truncated), else what `pwrite(2)` says;
+    /// [`OutOfBounds`] as `InvalidInput`.
+    pub fn write_to(&self, offset: u64, len: u64, fd: BorrowedFd<'_>, at: u64) -> io::Result<u64> {
+        crate::file::pwrite(fd, &self.mem, offset, len, at)
+    }
+}
+
+/// An anonymous memory file of `len` bytes that can be mapped more than once and passed on.
+///
+/// Pages exist from the first write on. The size is sealed, so mapping it can never fault.
+///
+/// # Errors
+/// What `memfd_create(2)`, `ftruncate(2)` and `fcntl(2)` say.
+pub fn memfd(name: &str, len: u64) -> io::Result<OwnedFd> {
+    use rustix::fs::{MemfdFlags, SealFlags};
+
+    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&fd, len)?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(fd)
+}
+
+/// Gives the pages `[offset, offset + len)` of a memfd back to the system; they read as zero again.
+///
+/// # Errors
+/// What `fallocate(2)` says.
+pub fn punch_hole(fd: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
+    use rustix::fs::FallocateFlags;
+
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(fd, flags, offset, len)?;
+    Ok(())
+}
+
+/// Bytes of memory behind `fd` (a memfd) right now.
+///
+/// # Errors
+/// What `fstat(2)` says.
+pub fn memfd_resident_bytes(fd: impl AsFd) -> io::Result<u64> {
+    let stat = rustix::fs::fstat(fd)?;
+    Ok(u64::try_from(stat.st_blocks).unwrap_or(0) * 512)
+}
+
+/// The page size of this machine in bytes.
+pub fn page_size() -> usize {
+    rustix::param::page_size()
+}
+
+/// The descriptor as a number, for printing.
+pub fn raw(fd: &impl AsFd) -> i32 {
+    fd.as_fd().as_raw_fd()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accesses_outside_are_refused_and_move_nothing() {
+        let mem = HostMem::anonymous(4096).unwrap();
+        mem.write(4092, &[1, 2, 3, 4]).unwrap();
+        for (offset, len) in [(4093, 4), (4097, 0), (u64::MAX, 1), (0, 4097)] {
+            let error = mem.write(offset, &vec![9; len]).unwrap_err();
+            assert_eq!((error.offset, error.size), (offset, 4096));
+        }
+        let mut tail = [0; 4];
+        mem.read(4092, &mut tail).unwrap();
+        assert_eq!(tail, [1, 2, 3, 4]);
+        assert!(mem.load_u32(2).is_err(), "a misaligned word is refused");
+        assert!(mem.load_u64(4092).is_err(), "a word across the end is refused");
+    }
+
+    #[test]
+    fn pages_can_move_behind_the_same_address() {
+        let page = page_size() as u64;
+        let fd = memfd("test", 4 * page).unwrap();
+        let extents = [Extent { offset: 0, len: page }, Extent { offset: 2 * page, len: page }];
+        let mem = HostMem::from_extents(&fd, &extents).unwrap();
+        mem.fill(0, 2 * page, 7).unwrap();
+        let addr = mem.addr();
+        mem.remap(&fd, &[Extent { offset: page, len: page }, Extent { offset: 0, len: page }])
+            .unwrap();
+        assert_eq!(mem.addr(), addr);
+        let mut byte = [9];
+        mem.read(0, &mut byte).unwrap();
+        assert_eq!(byte, [0], "page 1 of the memfd was never written");
+        mem.read(page, &mut byte).unwrap();
+        assert_eq!(byte, [7], "page 0 of the memfd was");
+        assert!(mem.remap(&fd, &[Extent { offset: 0, len: page }]).is_err(), "too short");
+    }
+
+    #[test]
+    fn punched_pages_read_zero_and_cost_nothing() {
+        let fd = memfd("test", 1 << 20).unwrap();
+        let mem = HostMem::shared(&fd, 0, 1 << 20).unwrap();
+        mem.fill(0, 1 << 20, 1).unwrap();
+        assert_eq!(memfd_resident_bytes(&fd).unwrap(), 1 << 20);
+        punch_hole(&fd, 0, 1 << 20).unwrap();
+        assert_eq!(memfd_resident_bytes(&fd).unwrap(), 0);
+        assert_eq!(mem.load_u32(512).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_truncated_file_map_is_an_error_not_a_signal() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 16).unwrap();
+        let map = FileMap::new(&file, 0, 1 << 16).unwrap();
+        file.set_len(0).unwrap();
+        let sink = memfd("sink", 1 << 16).unwrap();
+        let error = map.write_to(0, 1 << 16, sink.as_fd(), 0).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+    }
+}

@@ -1,0 +1,183 @@
+//! Every setting, its default, and the only place that reads the environment.
+
+use std::time::Duration;
+
+/// Bytes of one slot of the pinned pool, and so of the largest single read or copy.
+///
+/// Large enough that the cost of a system call and a copy start vanishes beside the bytes, small
+/// enough that 64 of them fit the default pool.
+pub const SLOT_BYTES: u64 = 4 << 20;
+
+/// Settings of an engine. `Config::default()` suits a machine that loads models;
+/// [`Config::from_env`] lets the environment override single values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Config {
+    /// Most bytes of pinned host memory in use at once, for the whole process. Callers wait for room,
+    /// they never fail for it. Rounded up to whole slots, at least two.
+    pub pool_bytes: u64,
+    /// Threads that read, write and start copies.
+    pub threads: usize,
+    /// Direct reads in flight over all threads.
+    pub queue_depth: usize,
+    /// Where no deadline is given: how long a transfer may go without finishing a single piece.
+    pub stall_timeout: Duration,
+    /// Whether io_uring may be used.
+    pub io_uring: bool,
+}
+
+/// The pool of [`Config::default`]: 256 MiB.
+pub const DEFAULT_POOL_BYTES: u64 = 256 << 20;
+
+impl Default for Config {
+    fn default() -> Self {
+        let cpus = std::thread::available_parallelism().map_or(2, usize::from);
+        Self {
+            pool_bytes: DEFAULT_POOL_BYTES,
+            threads: cpus.clamp(2, 16),
+            queue_depth: 32,
+            stall_timeout: Duration::from_secs(60),
+            io_uring: true,
+        }
+    }
+}
+
+impl Config {
+    /// The defaults, overridden by `BEELINE_POOL_BYTES`, `BEELINE_THREADS`, `BEELINE_QUEUE_DEPTH`,
+    /// `BEELINE_STALL_SECONDS` and `BEELINE_IO_URING` (0 or 1). A value that is not a number is
+    /// left out; [`env_problems`] names it.
+    pub fn from_env() -> Self {
+        let default = Self::default();
+        Self {
+            pool_bytes: number("BEELINE_POOL_BYTES").unwrap_or(default.pool_bytes),
+            threads: number("BEELINE_THREADS").map_or(default.threads, |n| clamp(n, 1, 256)),
+            queue_depth: number("BEELINE_QUEUE_DEPTH")
+                .map_or(default.queue_depth, |n| clamp(n, 1, 1024)),
+            stall_timeout: number("BEELINE_STALL_SECONDS")
+                .map_or(default.stall_timeout, |n| Duration::from_secs(n.clamp(1, 86_400))),
+            io_uring: number("BEELINE_IO_URING").is_none_or(|n| n != 0),
+        }
+    }
+
+    /// Slots in the pinned pool.
+    pub fn slots(&self) -> usize {
+        usize::try_from(self.pool_bytes.div_ceil(SLOT_BYTES)).unwrap_or(usize::MAX).max(2)
+    }
+}
+
+/// What the simulated GPUs of this process look like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SimConfig {
+    /// How many there are.
+    pub devices: u32,
+    /// Device memory of each in bytes.
+    pub memory_bytes: u64,
+    /// What they let a process see of their memory.
+    pub profile: crate::gpu::Profile,
+}
+
+impl Default for SimConfig {
+    fn default() -> Self {
+        Self { devices: 1, memory_bytes: 16 << 30, profile: crate::gpu::Profile::Plain }
+    }
+}
+
+impl SimConfig {
+    /// The defaults, overridden by `BEELINE_SIM_DEVICES`, `BEELINE_SIM_MEMORY` (bytes per device) and
+    /// `BEELINE_SIM_PROFILE` (`plain`, `bar`, `movable`).
+    pub fn from_env() -> Self {
+        let default = Self::default();
+        Self {
+            devices: number("BEELINE_SIM_DEVICES")
+                .map_or(default.devices, |n| u32::try_from(n.clamp(1, 64)).unwrap_or(1)),
+            memory_bytes: number("BEELINE_SIM_MEMORY").unwrap_or(default.memory_bytes),
+            profile: text("BEELINE_SIM_PROFILE")
+                .and_then(|value| value.parse().ok())
+                .unwrap_or(default.profile),
+        }
+    }
+}
+
+/// The variables this library reads that carry a value it cannot use, as `NAME=value`.
+pub fn env_problems() -> Vec<String> {
+    const NUMBERS: &[&str] = &[
+        "BEELINE_POOL_BYTES",
+        "BEELINE_THREADS",
+        "BEELINE_QUEUE_DEPTH",
+        "BEELINE_STALL_SECONDS",
+        "BEELINE_IO_URING",
+        "BEELINE_SIM_DEVICES",
+        "BEELINE_SIM_MEMORY",
+    ];
+    let mut problems: Vec<String> = NUMBERS
+        .iter()
+        .filter(|name| text(name).is_some() && number(name).is_none())
+        .map(|name| format!("{name}={}", text(name).unwrap_or_default()))
+        .collect();
+    if let Some(value) = text("BEELINE_SIM_PROFILE")
+        && value.parse::<crate::gpu::Profile>().is_err()
+    {
+        problems.push(format!("BEELINE_SIM_PROFILE={value}"));
+    }
+    problems
+}
+
+fn text(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+fn number(name: &str) -> Option<u64> {
+    parse_bytes(&text(name)?)
+}
+
+fn clamp(value: u64, low: usize, high: usize) -> usize {
+    usize::try_from(value).unwrap_or(high).clamp(low, high)
+}
+
+/// A number of bytes: digits, with an optional `K`, `M`, `G` or `T` (powers of 1024, `KiB` allowed).
+pub fn parse_bytes(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(split);
+    let shift = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        "t" | "tib" => 40,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_binary_units_and_refuse_the_rest() {
+        let cases = [
+            ("0", Some(0)),
+            ("4096", Some(4096)),
+            ("64M", Some(64 << 20)),
+            (" 2 GiB ", Some(2 << 30)),
+            ("1kib", Some(1024)),
+            ("", None),
+            ("-1", None),
+            ("1.5G", None),
+            ("99999999999T", None),
+            ("12 parsecs", None),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(parse_bytes(text), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_pool_has_at_least_two_slots() {
+        let config = Config { pool_bytes: 1, ..Config::default() };
+        assert_eq!(config.slots(), 2);
+        assert_eq!(Config::default().slots(), 64);
+    }
+}

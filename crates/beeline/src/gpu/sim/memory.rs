@@ -1,0 +1,293 @@
+//! Simulated device memory: pages, allocations, moves.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::os::fd::AsFd;
+use std::sync::RwLock;
+use std::sync::atomic::Ordering;
+
+use beeline_core::addr::{BusAddr, DevicePtr};
+use beeline_sys::mem::{Extent, HostMem, OutOfBounds, punch_hole};
+
+use super::{Counted, Device};
+use crate::error::{Error, Kind, Result};
+use crate::gpu::RegisteredMap;
+use crate::{lock, read_lock, write_lock};
+
+/// The unit of allocation: the page size of GPU memory behind a BAR.
+pub(super) const PAGE_BYTES: u64 = 64 << 10;
+
+/// Where the simulated BAR sits on the simulated bus; device `n` starts `n` TiB further on.
+const BAR_BASE: u64 = 0x380_0000_0000_0000 >> 8;
+
+/// The free pages of a device, as runs.
+#[derive(Debug)]
+pub(super) struct Pages {
+    /// Start of a free run -> its length, both in bytes; runs never touch each other.
+    free: BTreeMap<u64, u64>,
+    free_bytes: u64,
+}
+
+impl Pages {
+    pub(super) fn new(capacity: u64) -> Self {
+        let free = if capacity == 0 { BTreeMap::new() } else { BTreeMap::from([(0, capacity)]) };
+        Self { free, free_bytes: capacity }
+    }
+
+    pub(super) const fn free_bytes(&self) -> u64 {
+        self.free_bytes
+    }
+
+    /// Takes `len` bytes (whole pages) from the lowest free runs, or nothing.
+    fn take(&mut self, len: u64) -> Option<Vec<Extent>> {
+        if len > self.free_bytes {
+            return None;
+        }
+        let mut extents = Vec::new();
+        let mut missing = len;
+        while missing > 0 {
+            let (offset, run) = self.free.pop_first()?;
+            let taken = run.min(missing);
+            extents.push(Extent { offset, len: taken });
+            if taken < run {
+                self.free.insert(offset + taken, run - taken);
+            }
+            missing -= taken;
+        }
+        self.free_bytes -= len;
+        Some(extents)
+    }
+
+    fn give(&mut self, extents: &[Extent]) {
+        for extent in extents {
+            let (mut start, mut len) = (extent.offset, extent.len);
+            if let Some((&before, &run)) = self.free.range(..start).next_back()
+                && before + run == start
+            {
+                self.free.remove(&before);
+                (start, len) = (before, run + len);
+            }
+            if let Some(run) = self.free.remove(&(start + len)) {
+                len += run;
+            }
+            self.free.insert(start, len);
+            self.free_bytes += extent.len;
+        }
+    }
+}
+
+/// Simulated device memory. Freed with the last handle.
+pub struct Allocation {
+    device: Device,
+    mem: HostMem,
+    /// Whole pages behind `mem`, in address order. Copies hold it shared, a move exclusively.
+    extents: RwLock<Vec<Extent>>,
+}
+
+impl Allocation {
+    pub(super) fn new(device: &Device, len: u64) -> Result<Self> {
+        let bytes = len.checked_next_multiple_of(PAGE_BYTES).ok_or_else(|| oom(device, len))?;
+        let extents = lock(&device.inner.pages).take(bytes).ok_or_else(|| oom(device, len))?;
+        match HostMem::from_extents(&device.inner.memory, &extents) {
+            Ok(mem) => {
+                device.inner.allocated.fetch_add(bytes, Ordering::Relaxed);
+                Ok(Self { device: device.clone(), mem, extents: RwLock::new(extents) })
+            }
+            Err(error) => {
+                lock(&device.inner.pages).give(&extents);
+                Err(Error::io(format_args!("map {bytes} bytes of simulated device memory"), error))
+            }
+        }
+    }
+
+    pub(in crate::gpu) const fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(in crate::gpu) fn ptr(&self) -> DevicePtr {
+        DevicePtr::new(self.mem.addr().as_u64())
+    }
+
+    /// The bus address of the byte at `offset`, and how many bytes follow it contiguously.
+    pub(in crate::gpu) fn bus_addr(&self, offset: u64) -> Option<(BusAddr, u64)> {
+        let base = BAR_BASE + (u64::from(self.device.inner.index) << 40);
+        let mut skip = offset;
+        for extent in read_lock(&self.extents).iter() {
+            if skip < extent.len {
+                return Some((BusAddr::new(base + extent.offset + skip), extent.len - skip));
+            }
+            skip -= extent.len;
+        }
+        None
+    }
+
+    pub(in crate::gpu) fn read(&self, at: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
+        let _still = read_lock(&self.extents);
+        self.mem.read(at, into)
+    }
+
+    pub(in crate::gpu) fn write(&self, at: u64, from: &[u8]) -> Result<(), OutOfBounds> {
+        let _still = read_lock(&self.extents);
+        self.mem.write(at, from)
+    }
+
+    /// Runs `work` on the memory while it stays where it is.
+    pub(super) fn with<T>(&self, work: impl FnOnce(&HostMem) -> T) -> T {
+        let _still = read_lock(&self.extents);
+        work(&self.mem)
+    }
+
+    /// Runs `work` on two allocations, or one twice, while both stay where they are.
+    ///
+    /// The locks are taken in address order: two copies in opposite directions and two moves would
+    /// otherwise be able to wait for each other.
+    pub(super) fn with_both<T>(
+        a: &Self,
+        b: &Self,
+        work: impl FnOnce(&HostMem, &HostMem) -> T,
+    ) -> T {
+        let (low, high) = if a.ptr() <= b.ptr() { (a, b) } else { (b, a) };
+        let _low = read_lock(&low.extents);
+        let _high = (!std::ptr::eq(low, high)).then(|| read_lock(&high.extents));
+        work(&a.mem, &b.mem)
+    }
+
+    /// Copies mapped file pages into this memory; the kernel makes the copy, so a file that was
+    /// truncated is an error and not a signal.
+    pub(super) fn fill_from_map(
+        &self,
+        at: u64,
+        src: &RegisteredMap,
+        src_offset: u64,
+        len: u64,
+    ) -> Result<()> {
+        let mut done = 0;
+        while done < len {
+            let extents = read_lock(&self.extents);
+            let Some((offset, run)) = translate(&extents, at + done) else {
+                return Err(OutOfBounds { offset: at + done, len, size: self.mem.len() }.into());
+            };
+            let want = run.min(len - done);
+            let memory = self.device.inner.memory.as_fd();
+            let n =
+                src.map().write_to(src_offset + done, want, memory, offset).map_err(|error| {
+                    Error::new(Kind::Corrupt, "the file shrank while its mapped pages were copied")
+                        .because(error)
+                })?;
+            if n == 0 {
+                return Err(Error::new(Kind::Corrupt, "mapped pages of the file are gone"));
+            }
+            done += n;
+        }
+        Ok(())
+    }
+
+    pub(super) fn relocate(&self) -> Result<()> {
+        let mut extents = write_lock(&self.extents);
+        let bytes = extents.iter().map(|extent| extent.len).sum();
+        let fresh =
+            lock(&self.device.inner.pages).take(bytes).ok_or_else(|| oom(&self.device, bytes))?;
+        let moved = HostMem::from_extents(&self.device.inner.memory, &fresh)
+            .map_err(|error| Error::io("map the new place of simulated device memory", error))
+            .and_then(|target| Ok(target.copy_from(0, &self.mem, 0, bytes)?))
+            .and_then(|()| {
+                self.mem
+                    .remap(&self.device.inner.memory, &fresh)
+                    .map_err(|error| Error::io("move simulated device memory", error))
+            });
+        let leaving = match moved {
+            Ok(()) => std::mem::replace(&mut *extents, fresh),
+            Err(_) => fresh,
+        };
+        self.device.return_pages(&leaving);
+        moved
+    }
+}
+
+impl Device {
+    fn return_pages(&self, extents: &[Extent]) {
+        for extent in extents {
+            // Failure leaves the host pages in place, which costs memory but loses nothing.
+            let _ = punch_hole(&self.inner.memory, extent.offset, extent.len);
+        }
+        lock(&self.inner.pages).give(extents);
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        let extents = std::mem::take(&mut *write_lock(&self.extents));
+        let bytes: u64 = extents.iter().map(|extent| extent.len).sum();
+        self.device.return_pages(&extents);
+        self.device.inner.allocated.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for Allocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Allocation({:?})", self.mem)
+    }
+}
+
+impl<T> fmt::Debug for Counted<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Counted({} bytes)", self.bytes)
+    }
+}
+
+/// Where byte `at` of the allocation lies in the device's memory, and how far its run goes.
+fn translate(extents: &[Extent], at: u64) -> Option<(u64, u64)> {
+    let mut skip = at;
+    for extent in extents {
+        if skip < extent.len {
+            return Some((extent.offset + skip, extent.len - skip));
+        }
+        skip -= extent.len;
+    }
+    None
+}
+
+fn oom(device: &Device, len: u64) -> Error {
+    let memory = device.memory();
+    Error::new(
+        Kind::OutOfMemory,
+        format!(
+            "sim:{} has {} of {} bytes of device memory free, {} bytes short of the {len} needed",
+            device.inner.index,
+            memory.free,
+            memory.total,
+            len.saturating_sub(memory.free)
+        ),
+    )
+    .remedy("load fewer tensors (--tensors), or raise BEELINE_SIM_MEMORY")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_taken_whole_and_runs_grow_together_again() {
+        let mut pages = Pages::new(8 * PAGE_BYTES);
+        let a = pages.take(3 * PAGE_BYTES).unwrap();
+        let b = pages.take(2 * PAGE_BYTES).unwrap();
+        assert_eq!(pages.free_bytes(), 3 * PAGE_BYTES);
+        assert!(pages.take(4 * PAGE_BYTES).is_none(), "too much takes nothing");
+        pages.give(&a);
+        let c = pages.take(5 * PAGE_BYTES).unwrap();
+        assert_eq!(c.len(), 2, "the rest may lie in pieces");
+        pages.give(&c);
+        pages.give(&b);
+        assert_eq!(pages.free, BTreeMap::from([(0, 8 * PAGE_BYTES)]));
+    }
+
+    #[test]
+    fn translation_follows_the_extents() {
+        let extents = [Extent { offset: 640, len: 64 }, Extent { offset: 64, len: 128 }];
+        let cases =
+            [(0, Some((640, 64))), (63, Some((703, 1))), (64, Some((64, 128))), (192, None)];
+        for (at, expected) in cases {
+            assert_eq!(translate(&extents, at), expected, "{at}");
+        }
+    }
+}
