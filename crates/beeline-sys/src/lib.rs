@@ -11,5 +11,6 @@
 
 pub mod file;
 pub mod mem;
+pub mod net;
 pub mod thread;
 pub mod uring;
