@@ -8,7 +8,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// Most datagrams one call sends or receives.
@@ -361,6 +361,68 @@ fn attach_filter(fd: &OwnedFd, program: &[libc::sock_filter]) -> io::Result<()> 
     set_option(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
 }
 
+/// The network interface that has `address`, by name.
+///
+/// # Errors
+/// What `getifaddrs(3)` says; `NotFound` where no interface has it.
+pub fn interface_of(address: IpAddr) -> io::Result<String> {
+    let list = Interfaces::read()?;
+    let mut entry = list.first;
+    while !entry.is_null() {
+        // SAFETY: `entry` is a node of the list that `list` keeps alive.
+        let node = unsafe { entry.read() };
+        if interface_address(node.ifa_addr) == Some(address) {
+            // SAFETY: `ifa_name` is a terminated string of the list that `list` keeps alive.
+            let name = unsafe { std::ffi::CStr::from_ptr(node.ifa_name) };
+            return Ok(name.to_string_lossy().into_owned());
+        }
+        entry = node.ifa_next;
+    }
+    Err(io::ErrorKind::NotFound.into())
+}
+
+fn interface_address(name: *const libc::sockaddr) -> Option<IpAddr> {
+    if name.is_null() {
+        return None;
+    }
+    // SAFETY: not null, and every address begins with its family.
+    let family = i32::from(unsafe { (*name).sa_family });
+    match family {
+        libc::AF_INET => {
+            // SAFETY: the family says that a `sockaddr_in` lies there.
+            let v4 = unsafe { name.cast::<libc::sockaddr_in>().read_unaligned() };
+            Some(IpAddr::from(v4.sin_addr.s_addr.to_ne_bytes()))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: the family says that a `sockaddr_in6` lies there.
+            let v6 = unsafe { name.cast::<libc::sockaddr_in6>().read_unaligned() };
+            Some(IpAddr::from(v6.sin6_addr.s6_addr))
+        }
+        _ => None,
+    }
+}
+
+/// The list of `getifaddrs(3)`, freed on drop.
+struct Interfaces {
+    first: *mut libc::ifaddrs,
+}
+
+impl Interfaces {
+    fn read() -> io::Result<Self> {
+        let mut first = std::ptr::null_mut();
+        // SAFETY: `first` is where the call stores the list's head.
+        let done = unsafe { libc::getifaddrs(&raw mut first) };
+        if done < 0 { Err(io::Error::last_os_error()) } else { Ok(Self { first }) }
+    }
+}
+
+impl Drop for Interfaces {
+    fn drop(&mut self) {
+        // SAFETY: the list came from `getifaddrs` and is freed once.
+        unsafe { libc::freeifaddrs(self.first) };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -418,6 +480,13 @@ mod tests {
         a.send(&[Outgoing { to: b.local(), payload: &[7; 10_000] }]).unwrap();
         let (bytes, meta) = receive_one(|buffers, metas| b.receive(buffers, metas));
         assert_eq!((bytes.len(), meta.truncated), (9000, true));
+    }
+
+    #[test]
+    fn the_loopback_interface_is_found_by_its_address() {
+        assert_eq!(interface_of(Ipv4Addr::LOCALHOST.into()).unwrap(), "lo");
+        let error = interface_of(Ipv4Addr::new(192, 0, 2, 1).into()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

@@ -8,6 +8,7 @@
 pub mod config;
 pub mod error;
 pub mod gpu;
+pub mod verbs;
 
 pub use beeline_core as core;
 pub use error::{Error, Result};
