@@ -10,8 +10,12 @@
 extern crate alloc;
 
 pub mod addr;
+pub mod model;
 pub mod mr;
+pub mod plan;
 pub mod rc;
 pub mod reason;
 pub mod roce;
+pub mod segment;
 pub mod time;
+pub mod transfer;

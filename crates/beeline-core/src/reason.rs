@@ -60,6 +60,7 @@ codes! {
     IoUringPresent = "io-uring-present", "io_uring is available and does the same with fewer threads", "";
     LessThroughput = "less-throughput", "the route costs the least CPU but moves fewer bytes per second", "ask for it with --route mapped-page-cache where CPU time matters more";
     DeviceCannotMap = "device-cannot-map", "the device cannot read mapped file pages", "";
+    MappedReadOnly = "mapped-read-only", "mapped file pages are registered for reading only", "name another route for writing, or let the planner choose";
     KernelNoP2pDma = "kernel-no-p2pdma", "the kernel offers no peer-to-peer DMA for this device pair", "run a kernel with CONFIG_PCI_P2PDMA and a driver that publishes device memory to it";
     NoVfioNvme = "no-vfio-nvme", "no NVMe controller is bound to vfio-pci", "bind a spare controller to vfio-pci; never one that holds a mounted file system";
     FileNotOnNvme = "file-not-on-nvme", "the file is not on a local NVMe namespace", "";

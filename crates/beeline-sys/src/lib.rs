@@ -9,6 +9,7 @@
 //!   ([`uring::Uring`] owns the memory and the descriptor of every request in flight).
 //! - Errors are [`std::io::Error`] with the kernel's own number; the caller adds the meaning.
 
+pub mod cuda;
 pub mod file;
 pub mod mem;
 pub mod net;

@@ -56,6 +56,8 @@ pub struct Extent {
 pub struct HostMem {
     ptr: NonNull<u8>,
     len: usize,
+    /// Whether the mapping ends with this value.
+    owned: bool,
 }
 
 // SAFETY: the value owns the mapping behind `ptr`; nothing in it belongs to one thread.
@@ -126,9 +128,12 @@ impl HostMem {
     /// the length of the memory.
     ///
     /// # Errors
-    /// `EINVAL` where the extents do not cover the memory or are not page-aligned; what `mmap(2)`
-    /// says. After an error some pieces may already have moved.
+    /// `EINVAL` where the extents do not cover the memory or are not page-aligned, and for borrowed
+    /// memory; what `mmap(2)` says. After an error some pieces may already have moved.
     pub fn remap(&self, fd: impl AsFd, extents: &[Extent]) -> io::Result<()> {
+        if !self.owned {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         let page = page_size() as u64;
         let mut at = 0_usize;
         for (index, extent) in extents.iter().enumerate() {
@@ -156,9 +161,27 @@ impl HostMem {
         if at == self.len { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
     }
 
+    /// Memory of somebody else's, which is never unmapped here: a buffer that a caller passed in.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a null address, 0 bytes, or a range that leaves the address space.
+    ///
+    /// # Safety
+    /// `[addr, addr + len)` is readable and writable, stays so while the value (or anything made of
+    /// it) lives, and no Rust reference covers it meanwhile.
+    pub unsafe fn borrowed(addr: VirtAddr, len: usize) -> io::Result<Self> {
+        let end = addr.checked_add(len as u64);
+        if len == 0 || end.is_none() || isize::try_from(len).is_err() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let start = std::ptr::with_exposed_provenance_mut(addr.as_u64() as usize);
+        let ptr = NonNull::new(start).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Self { ptr, len, owned: false })
+    }
+
     fn own(ptr: *mut c_void, len: usize) -> io::Result<Self> {
         let ptr = NonNull::new(ptr.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { ptr, len })
+        Ok(Self { ptr, len, owned: true })
     }
 
     /// Size in bytes.
@@ -185,6 +208,39 @@ impl HostMem {
         // rustix offers here unmaps it.
         unsafe { rustix::mm::madvise(self.ptr.as_ptr().cast(), self.len, advice) }?;
         Ok(())
+    }
+
+    /// Asks that pages not yet present come from NUMA node `node`, where it has room.
+    ///
+    /// # Errors
+    /// What `mbind(2)` says: `ENOSYS` without NUMA support, `EPERM` in some containers, `EINVAL` for
+    /// a node that is not there. The memory is as usable as before then.
+    pub fn prefer_node(&self, node: u32) -> io::Result<()> {
+        const MPOL_PREFERRED: libc::c_int = 1;
+        const NODES_MAX: u32 = 1024;
+
+        if node >= NODES_MAX {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let bits = usize::BITS;
+        let mut mask = [0_usize; (NODES_MAX / usize::BITS) as usize];
+        if let Some(word) = mask.get_mut((node / bits) as usize) {
+            *word = 1 << (node % bits);
+        }
+        // SAFETY: the range is exactly the mapping that this value owns; the kernel reads `mask`,
+        // which holds the number of bits passed (one more than it counts) and lives until the return.
+        let code = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.ptr.as_ptr(),
+                self.len,
+                MPOL_PREFERRED,
+                mask.as_ptr(),
+                u64::from(NODES_MAX),
+                0_u32,
+            )
+        };
+        if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     /// Makes every page present now, so that no later access takes a page fault.
@@ -308,8 +364,9 @@ impl HostMem {
     }
 
     fn aligned(&self, offset: u64, size: u64) -> Result<*mut u8, OutOfBounds> {
-        // Mappings start on a page, so an aligned offset is an aligned address.
-        if !offset.is_multiple_of(size) {
+        // A mapping starts on a page; borrowed memory may start anywhere.
+        let start = self.ptr.as_ptr() as u64;
+        if !start.wrapping_add(offset).is_multiple_of(size) {
             return Err(OutOfBounds { offset, len: size, size: self.len as u64 });
         }
         self.at(offset, size)
@@ -318,6 +375,9 @@ impl HostMem {
 
 impl Drop for HostMem {
     fn drop(&mut self) {
+        if !self.owned {
+            return;
+        }
         // SAFETY: this value owns the mapping and nothing can use it after the drop.
         let _ = unsafe { rustix::mm::munmap(self.ptr.as_ptr().cast(), self.len) };
     }
@@ -450,6 +510,25 @@ mod tests {
     }
 
     #[test]
+    fn borrowed_memory_is_used_in_place_and_left_there() {
+        let owner = HostMem::anonymous(8192).unwrap();
+        let part = VirtAddr::new(owner.addr().as_u64() + 2);
+        // SAFETY: `owner` outlives the borrowed value, and lends no reference.
+        let borrowed = unsafe { HostMem::borrowed(part, 4096) }.unwrap();
+        borrowed.write(0, &[1, 2]).unwrap();
+        assert!(borrowed.load_u32(0).is_err(), "the address counts, not the offset");
+        assert_eq!(borrowed.load_u32(2).unwrap(), 0);
+        drop(borrowed);
+        let mut bytes = [0; 2];
+        owner.read(2, &mut bytes).unwrap();
+        assert_eq!(bytes, [1, 2]);
+        for (addr, len) in [(0, 1), (4096, 0), (u64::MAX, 2)] {
+            // SAFETY: refused before anything is accessed.
+            assert!(unsafe { HostMem::borrowed(VirtAddr::new(addr), len) }.is_err());
+        }
+    }
+
+    #[test]
     fn pages_can_move_behind_the_same_address() {
         let page = page_size() as u64;
         let fd = memfd("test", 4 * page).unwrap();
@@ -477,6 +556,16 @@ mod tests {
         punch_hole(&fd, 0, 1 << 20).unwrap();
         assert_eq!(memfd_resident_bytes(&fd).unwrap(), 0);
         assert_eq!(mem.load_u32(512).unwrap(), 0);
+    }
+
+    #[test]
+    fn memory_can_prefer_a_node_that_is_there() {
+        let mem = HostMem::anonymous(1 << 20).unwrap();
+        match mem.prefer_node(0) {
+            Ok(()) => mem.fill(0, 1 << 20, 1).unwrap(),
+            Err(error) => println!("SKIP mbind ({error})"),
+        }
+        assert!(mem.prefer_node(u32::MAX).is_err());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Every setting, its default, and the only place that reads the environment.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Bytes of one slot of the pinned pool, and so of the largest single read or copy.
@@ -96,6 +97,25 @@ impl SimConfig {
                 .and_then(|value| value.parse().ok())
                 .unwrap_or(default.profile),
         }
+    }
+}
+
+/// Where the CUDA driver is found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CudaConfig {
+    /// The driver library; `None` looks for `libcuda.so.1` as the loader does.
+    pub library: Option<PathBuf>,
+    /// What `CUDA_VISIBLE_DEVICES` says, which the driver obeys; for messages.
+    pub visible_devices: Option<String>,
+}
+
+impl CudaConfig {
+    /// The defaults, overridden by `BEELINE_CUDA_LIBRARY` (a path; for tests). Also notes
+    /// `CUDA_VISIBLE_DEVICES`.
+    pub fn from_env() -> Self {
+        let library = std::env::var_os("BEELINE_CUDA_LIBRARY").filter(|path| !path.is_empty());
+        Self { library: library.map(PathBuf::from), visible_devices: text("CUDA_VISIBLE_DEVICES") }
     }
 }
 

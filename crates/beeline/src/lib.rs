@@ -8,6 +8,9 @@
 pub mod config;
 pub mod error;
 pub mod gpu;
+pub mod memory;
+pub mod model;
+pub mod storage;
 pub mod verbs;
 
 pub use beeline_core as core;

@@ -1,13 +1,15 @@
 //! Memory a device can reach: its own, pinned host memory, and mapped files.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
 use beeline_core::addr::{BusAddr, ByteRange, DevicePtr};
 use beeline_core::reason::{Code, Reason};
+use beeline_sys::cuda::HostRegistration;
 use beeline_sys::mem::{FileMap, HostMem, OutOfBounds};
 
-use super::{Gpu, Inner, sim};
+use super::{Gpu, Inner, cuda, sim};
 use crate::error::{Error, Kind, Result};
 
 /// Device memory, or a part of it. Cheap to clone and to slice; freed with the last handle and the
@@ -22,11 +24,44 @@ pub struct Buffer {
 #[derive(Clone)]
 pub(crate) enum DeviceMemory {
     Sim(Arc<sim::Allocation>),
+    Cuda(cuda::Memory),
 }
 
 impl Buffer {
     pub(crate) const fn sim(allocation: Arc<sim::Allocation>, len: u64) -> Self {
         Self { memory: DeviceMemory::Sim(allocation), offset: 0, len }
+    }
+
+    pub(crate) const fn cuda(memory: cuda::Memory, len: u64) -> Self {
+        Self { memory: DeviceMemory::Cuda(memory), offset: 0, len }
+    }
+
+    /// `len` bytes at `ptr` on `gpu` that somebody else allocated (a framework's tensor). They are
+    /// used in place and never freed here; `owner` is dropped when no buffer and no operation in
+    /// flight uses them any more, and must keep them alive until then.
+    ///
+    /// The function is safe although it takes an address: the driver is asked whether `[ptr, ptr +
+    /// len)` is device memory of this device, and device addresses are checked by the device. Where
+    /// the owner frees the memory early, a copy fails or hits other device memory, but no memory of
+    /// this process's.
+    ///
+    /// # Errors
+    /// `is_refused` where the range is not wholly one allocation of ordinary memory of this device:
+    /// managed memory (the driver moves it), host memory, memory of another device or context, an
+    /// address the driver does not know; and for a simulated device.
+    pub fn from_foreign(
+        gpu: &Gpu,
+        ptr: DevicePtr,
+        len: u64,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Self> {
+        match &gpu.inner {
+            Inner::Cuda(device) => Ok(Self::cuda(device.foreign(ptr, len, owner)?, len)),
+            Inner::Sim(_) => Err(Error::refused(format!(
+                "{} has no memory but its own, so {ptr} cannot be used on it",
+                gpu.id()
+            ))),
+        }
     }
 
     /// Length in bytes.
@@ -46,6 +81,7 @@ impl Buffer {
             DeviceMemory::Sim(allocation) => {
                 DevicePtr::new(allocation.ptr().as_u64() + self.offset)
             }
+            DeviceMemory::Cuda(memory) => DevicePtr::new(memory.ptr().as_u64() + self.offset),
         }
     }
 
@@ -53,6 +89,7 @@ impl Buffer {
     pub fn gpu(&self) -> Gpu {
         match &self.memory {
             DeviceMemory::Sim(allocation) => Gpu { inner: Inner::Sim(allocation.device().clone()) },
+            DeviceMemory::Cuda(memory) => Gpu { inner: Inner::Cuda(memory.device().clone()) },
         }
     }
 
@@ -74,11 +111,7 @@ impl Buffer {
             DeviceMemory::Sim(allocation) if allocation.device().has_window() => {
                 Ok(BarWindow { buffer: self.clone() })
             }
-            DeviceMemory::Sim(_) => Err(Error::new(
-                Kind::NoRoute,
-                format!("{} offers no BAR window into its memory", self.gpu().id()),
-            )
-            .with_reasons(vec![Reason::new(Code::DeviceNoBarWindow)])),
+            _ => Err(no_window(&self.gpu())),
         }
     }
 
@@ -86,6 +119,26 @@ impl Buffer {
     pub(crate) fn locate(&self, offset: u64, len: u64) -> Result<(&DeviceMemory, u64)> {
         self.check(offset, len)?;
         Ok((&self.memory, self.offset + offset))
+    }
+
+    /// [`Self::locate`], for memory of a simulated device.
+    pub(crate) fn locate_sim(&self, offset: u64, len: u64) -> Result<(&Arc<sim::Allocation>, u64)> {
+        match self.locate(offset, len)? {
+            (DeviceMemory::Sim(allocation), at) => Ok((allocation, at)),
+            (DeviceMemory::Cuda(_), _) => Err(self.misplaced("a simulated device")),
+        }
+    }
+
+    /// [`Self::locate`], for memory of a CUDA device.
+    pub(crate) fn locate_cuda(&self, offset: u64, len: u64) -> Result<(&cuda::Memory, u64)> {
+        match self.locate(offset, len)? {
+            (DeviceMemory::Cuda(memory), at) => Ok((memory, at)),
+            (DeviceMemory::Sim(_), _) => Err(self.misplaced("a CUDA device")),
+        }
+    }
+
+    fn misplaced(&self, wanted: &str) -> Error {
+        Error::refused(format!("a buffer of {} cannot be used on {wanted}", self.gpu().id()))
     }
 
     fn check(&self, offset: u64, len: u64) -> Result<()> {
@@ -101,6 +154,11 @@ impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Buffer({}, {} bytes at {})", self.gpu().id(), self.len, self.ptr())
     }
+}
+
+fn no_window(gpu: &Gpu) -> Error {
+    let text = format!("{} offers no BAR window into its memory", gpu.id());
+    Error::new(Kind::NoRoute, text).with_reasons(vec![Reason::new(Code::DeviceNoBarWindow)])
 }
 
 /// Device memory as the bus shows it.
@@ -126,13 +184,11 @@ impl BarWindow {
     /// # Errors
     /// `is_refused` outside the window.
     pub fn bus_addr(&self, offset: u64) -> Result<(BusAddr, u64)> {
-        let (memory, at) = self.buffer.locate(offset, 0)?;
-        match memory {
-            DeviceMemory::Sim(allocation) => allocation
-                .bus_addr(at)
-                .map(|(addr, run)| (addr, run.min(self.len() - offset)))
-                .ok_or_else(|| Error::refused(format!("no byte at offset {offset}"))),
-        }
+        let (allocation, at) = self.buffer.locate_sim(offset, 0)?;
+        allocation
+            .bus_addr(at)
+            .map(|(addr, run)| (addr, run.min(self.len() - offset)))
+            .ok_or_else(|| Error::refused(format!("no byte at offset {offset}")))
     }
 
     /// Copies bytes out of device memory by the CPU.
@@ -140,10 +196,8 @@ impl BarWindow {
     /// # Errors
     /// `is_refused` outside the window.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-        let (memory, at) = self.buffer.locate(offset, into.len() as u64)?;
-        match memory {
-            DeviceMemory::Sim(allocation) => Ok(allocation.read(at, into)?),
-        }
+        let (allocation, at) = self.buffer.locate_sim(offset, into.len() as u64)?;
+        Ok(allocation.read(at, into)?)
     }
 
     /// Copies bytes into device memory by the CPU.
@@ -151,10 +205,8 @@ impl BarWindow {
     /// # Errors
     /// `is_refused` outside the window.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
-        let (memory, at) = self.buffer.locate(offset, from.len() as u64)?;
-        match memory {
-            DeviceMemory::Sim(allocation) => Ok(allocation.write(at, from)?),
-        }
+        let (allocation, at) = self.buffer.locate_sim(offset, from.len() as u64)?;
+        Ok(allocation.write(at, from)?)
     }
 }
 
@@ -164,13 +216,40 @@ impl BarWindow {
 #[derive(Clone)]
 pub struct PinnedMem {
     mem: Arc<HostMem>,
-    // Unpinned with the last handle; dropped before `mem` because it holds it too.
-    _guard: Arc<dyn Send + Sync>,
+    // Unpinned with the last handle; unpinned before `mem` is unmapped because it holds it too.
+    pin: Pin,
+}
+
+/// What undoes the pinning, with the kind of device it is for. CUDA pins for every CUDA device.
+#[derive(Clone)]
+enum Pin {
+    Sim { _guard: Arc<dyn Send + Sync> },
+    Cuda(Arc<HostRegistration>),
+}
+
+impl Pin {
+    fn cuda(&self, what: &str) -> Result<&Arc<HostRegistration>> {
+        match self {
+            Self::Cuda(registration) => Ok(registration),
+            Self::Sim { .. } => Err(Error::refused(format!(
+                "{what} pinned for a simulated device cannot be used by a CUDA device"
+            ))),
+        }
+    }
 }
 
 impl PinnedMem {
-    pub(crate) fn new(mem: Arc<HostMem>, guard: Arc<dyn Send + Sync>) -> Self {
-        Self { mem, _guard: guard }
+    pub(crate) fn sim(mem: Arc<HostMem>, guard: Arc<dyn Send + Sync>) -> Self {
+        Self { mem, pin: Pin::Sim { _guard: guard } }
+    }
+
+    pub(crate) fn cuda(mem: Arc<HostMem>, registration: Arc<HostRegistration>) -> Self {
+        Self { mem, pin: Pin::Cuda(registration) }
+    }
+
+    /// The memory as a CUDA device knows it.
+    pub(crate) fn registration(&self) -> Result<&Arc<HostRegistration>> {
+        self.pin.cuda("host memory")
     }
 
     /// The memory as the CPU and the kernel use it.
@@ -199,12 +278,21 @@ impl fmt::Debug for PinnedMem {
 #[derive(Clone)]
 pub struct RegisteredMap {
     map: Arc<FileMap>,
-    _guard: Arc<dyn Send + Sync>,
+    pin: Pin,
 }
 
 impl RegisteredMap {
-    pub(crate) fn new(map: Arc<FileMap>, guard: Arc<dyn Send + Sync>) -> Self {
-        Self { map, _guard: guard }
+    pub(crate) fn sim(map: Arc<FileMap>, guard: Arc<dyn Send + Sync>) -> Self {
+        Self { map, pin: Pin::Sim { _guard: guard } }
+    }
+
+    pub(crate) fn cuda(map: Arc<FileMap>, registration: Arc<HostRegistration>) -> Self {
+        Self { map, pin: Pin::Cuda(registration) }
+    }
+
+    /// The mapping as a CUDA device knows it.
+    pub(crate) fn registration(&self) -> Result<&Arc<HostRegistration>> {
+        self.pin.cuda("a mapped file")
     }
 
     /// The mapping.

@@ -6,11 +6,19 @@ use std::str::FromStr;
 use crate::error::Error;
 
 /// The name of a device in this process: `sim:0`, `cuda:1`.
+///
+/// A CUDA device can also be named by what does not change with `CUDA_VISIBLE_DEVICES`: its UUID
+/// (`cuda:GPU-...`, `cuda:MIG-...` as `nvidia-smi -L` prints them) or the PCI address of its GPU
+/// (`cuda:0000:3b:00.0`). [`super::Gpu::id`] always answers the ordinal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeviceId {
     /// A CUDA device, by the ordinal that the process sees (after `CUDA_VISIBLE_DEVICES`).
     Cuda(u32),
+    /// The CUDA device at a PCI address.
+    CudaPci(PciAddr),
+    /// The CUDA device with a UUID.
+    CudaUuid(DeviceUuid),
     /// A simulated device.
     Sim(u32),
 }
@@ -19,6 +27,8 @@ impl fmt::Display for DeviceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+            Self::CudaPci(address) => write!(f, "cuda:{address}"),
+            Self::CudaUuid(uuid) => write!(f, "cuda:{uuid}"),
             Self::Sim(index) => write!(f, "sim:{index}"),
         }
     }
@@ -28,14 +38,112 @@ impl FromStr for DeviceId {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let (kind, number) = text.split_once(':').unwrap_or((text, "0"));
-        let number = number.parse::<u32>().ok();
-        match (kind, number) {
-            ("sim", Some(index)) => Ok(Self::Sim(index)),
-            ("cuda", Some(ordinal)) => Ok(Self::Cuda(ordinal)),
-            _ => Err(Error::refused(format!("'{text}' is not the name of a device"))
-                .remedy("write sim:N or cuda:N, as `beeline devices` lists them")),
+        let (kind, rest) = text.split_once(':').unwrap_or((text, "0"));
+        let id = match kind {
+            "sim" => rest.parse().ok().map(Self::Sim),
+            "cuda" => cuda_name(rest),
+            _ => None,
+        };
+        id.ok_or_else(|| {
+            Error::refused(format!("'{text}' is not the name of a device"))
+                .remedy("write sim:N or cuda:N, as `beeline devices` lists them")
+        })
+    }
+}
+
+fn cuda_name(text: &str) -> Option<DeviceId> {
+    let ordinal = text.parse().ok().map(DeviceId::Cuda);
+    ordinal
+        .or_else(|| DeviceUuid::parse(text).map(DeviceId::CudaUuid))
+        .or_else(|| PciAddr::parse(text).map(DeviceId::CudaPci))
+}
+
+/// The UUID of a GPU, or of one instance of it (MIG).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DeviceUuid {
+    /// Whether it names an instance (MIG) and not a whole GPU.
+    pub mig: bool,
+    /// The sixteen bytes.
+    pub bytes: [u8; 16],
+}
+
+impl DeviceUuid {
+    /// `GPU-` or `MIG-` and 32 hexadecimal digits, grouped 8-4-4-4-12.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (mig, digits) = match (text.strip_prefix("GPU-"), text.strip_prefix("MIG-")) {
+            (Some(digits), _) => (false, digits),
+            (_, Some(digits)) => (true, digits),
+            _ => return None,
+        };
+        if !digits.split('-').map(str::len).eq([8, 4, 4, 4, 12]) {
+            return None;
         }
+        let mut bytes = [0; 16];
+        let mut nibbles = digits.chars().filter(|&digit| digit != '-').map(|d| d.to_digit(16));
+        for byte in &mut bytes {
+            let (high, low) = (nibbles.next()??, nibbles.next()??);
+            *byte = u8::try_from(high << 4 | low).ok()?;
+        }
+        Some(Self { mig, bytes })
+    }
+}
+
+impl fmt::Display for DeviceUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.mig { "MIG" } else { "GPU" })?;
+        for (index, byte) in self.bytes.iter().enumerate() {
+            let dash = if matches!(index, 0 | 4 | 6 | 8 | 10) { "-" } else { "" };
+            write!(f, "{dash}{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Where a function sits on PCI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PciAddr {
+    /// The domain (segment).
+    pub domain: u32,
+    /// The bus.
+    pub bus: u8,
+    /// The device on the bus, below 32.
+    pub device: u8,
+    /// The function of the device, below 8.
+    pub function: u8,
+}
+
+impl PciAddr {
+    /// `[domain:]bus:device.function` in hexadecimal, the domain in up to eight digits.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (rest, function) = text.rsplit_once('.')?;
+        let mut parts = rest.rsplit(':');
+        let device = hex(parts.next()?, 2)?;
+        let bus = hex(parts.next()?, 2)?;
+        let domain = parts.next().map_or(Some(0), |domain| hex(domain, 8))?;
+        let function = hex(function, 1)?;
+        if parts.next().is_some() || device > 0x1f || function > 7 {
+            return None;
+        }
+        Some(Self {
+            domain,
+            bus: u8::try_from(bus).ok()?,
+            device: u8::try_from(device).ok()?,
+            function: u8::try_from(function).ok()?,
+        })
+    }
+}
+
+/// Hexadecimal digits alone: no sign, no blank, at most `digits_max` of them.
+fn hex(text: &str, digits_max: usize) -> Option<u32> {
+    let fits = (1..=digits_max).contains(&text.len());
+    let digits = text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if fits && digits { u32::from_str_radix(text, 16).ok() } else { None }
+}
+
+impl fmt::Display for PciAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { domain, bus, device, function } = self;
+        write!(f, "{domain:04x}:{bus:02x}:{device:02x}.{function:x}")
     }
 }
 
@@ -88,11 +196,40 @@ mod tests {
 
     #[test]
     fn names_round_trip_and_the_rest_is_refused() {
-        for text in ["sim:0", "sim:7", "cuda:0", "cuda:15"] {
+        for text in [
+            "sim:0",
+            "sim:7",
+            "cuda:0",
+            "cuda:15",
+            "cuda:GPU-01234567-89ab-cdef-0011-223344556677",
+            "cuda:MIG-01234567-89ab-cdef-0011-223344556677",
+            "cuda:0000:3b:00.0",
+            "cuda:10000:e1:1f.7",
+        ] {
             assert_eq!(text.parse::<DeviceId>().unwrap().to_string(), text);
         }
         assert_eq!("sim".parse::<DeviceId>().unwrap(), DeviceId::Sim(0));
-        for text in ["", "gpu:0", "cuda:-1", "cuda:", "sim:0:0", "cuda:4294967296"] {
+        for text in ["cuda:3B:00.0", "cuda:00000000:3b:00.0"] {
+            assert_eq!(text.parse::<DeviceId>().unwrap().to_string(), "cuda:0000:3b:00.0");
+        }
+        for text in [
+            "",
+            "gpu:0",
+            "cuda:-1",
+            "cuda:",
+            "sim:0:0",
+            "cuda:4294967296",
+            "cuda:GPU-01234567-89ab-cdef-0011-22334455667",
+            "cuda:GPU-0123456789abcdef0011223344556677",
+            "cuda:GPU-0123456g-89ab-cdef-0011-223344556677",
+            "cuda:GPU-+1234567-89ab-cdef-0011-223344556677",
+            "cuda:3b:00",
+            "cuda:3b:20.0",
+            "cuda:3b:00.8",
+            "cuda:0:0000:3b:00.0",
+            "cuda:+b:00.0",
+            "sim:GPU-01234567-89ab-cdef-0011-223344556677",
+        ] {
             assert!(text.parse::<DeviceId>().unwrap_err().is_refused(), "{text:?}");
         }
     }

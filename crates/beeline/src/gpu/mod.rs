@@ -7,23 +7,34 @@
 //! Ownership: a [`Buffer`], [`Stream`] or [`PinnedMem`] keeps its device alive, and an operation in a
 //! stream keeps the memory it touches alive until it has finished. So nothing here can be freed under
 //! a running copy, whatever the caller drops.
+//!
+//! CUDA: the calling thread's current context, its streams and its captures stay as they were. The
+//! primary context of a device (the one the CUDA runtime uses) is retained at the first allocation or
+//! stream and kept for the rest of the process. [`Gpu::stream`] makes a stream that does not wait for
+//! the default streams; [`Gpu::foreign_stream`] uses one that the caller has, the legacy default stream
+//! and the per-thread default stream among them. Handle 0 is always the legacy default stream: a
+//! program compiled for per-thread default streams passes [`ForeignStream::PER_THREAD_DEFAULT`], which
+//! is that of whichever thread makes the call.
 
 mod buffer;
+mod cuda;
 mod id;
 pub mod sim;
 mod stream;
 
+pub use beeline_sys::cuda::ForeignStream;
 pub use buffer::{BarWindow, Buffer, PinnedMem, RegisteredMap};
-pub use id::{DeviceId, Profile};
+pub use cuda::CudaInfo;
+pub use id::{DeviceId, DeviceUuid, PciAddr, Profile};
 pub use stream::{Compare, Event, KernelArg, Stream};
 
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use beeline_sys::mem::FileMap;
+use beeline_sys::mem::{FileMap, HostMem};
 
-use crate::config::SimConfig;
+use crate::config::{CudaConfig, SimConfig};
 use crate::error::{Error, Kind, Result};
 use crate::lock;
 
@@ -36,6 +47,7 @@ pub struct Gpu {
 #[derive(Clone)]
 pub(crate) enum Inner {
     Sim(sim::Device),
+    Cuda(cuda::Device),
 }
 
 /// What a device is.
@@ -52,6 +64,8 @@ pub struct Info {
     pub profile: Option<Profile>,
     /// Device memory in bytes.
     pub memory_bytes: u64,
+    /// What only a CUDA device has.
+    pub cuda: Option<CudaInfo>,
 }
 
 /// Device memory now.
@@ -79,14 +93,22 @@ pub struct Usage {
 impl Gpu {
     /// Opens the device `id`. The same simulated device is handed out for the same number.
     ///
+    /// Opening a CUDA device loads and starts the driver, but makes no context yet.
+    ///
     /// # Errors
     /// `is_not_found` where the device does not exist (the text names those that do),
-    /// `is_device` where its driver fails.
+    /// `is_device` where its driver is missing or fails; [`Error::code`] tells how:
+    /// `cuda-library-missing`, `cuda-library-broken`, `cuda-driver-too-old`, `cuda-symbol-missing`,
+    /// `cuda-symbol-version`, `cuda-no-device` (not found), `cuda-driver-mismatch`,
+    /// `cuda-init-failed`; `is_out_of_memory` where the driver has no memory to start.
     pub fn open(id: &DeviceId) -> Result<Self> {
-        match id {
-            DeviceId::Sim(index) => Ok(Self { inner: Inner::Sim(shared_sim(*index)?) }),
-            DeviceId::Cuda(_) => Err(no_cuda(id)),
-        }
+        let inner = match id {
+            DeviceId::Sim(index) => Inner::Sim(shared_sim(*index)?),
+            DeviceId::Cuda(_) | DeviceId::CudaPci(_) | DeviceId::CudaUuid(_) => {
+                Inner::Cuda(cuda::Device::open(id)?)
+            }
+        };
+        Ok(Self { inner })
     }
 
     /// A simulated device of its own, shared with nobody, for tests and experiments.
@@ -108,32 +130,53 @@ impl Gpu {
         match nvidia_evidence() {
             None => Self::open(&DeviceId::Sim(0)),
             Some(evidence) => Self::open(&DeviceId::Cuda(0)).map_err(|error| {
+                let code = error.code();
+                let remedy = error.hint().map_or_else(String::new, |hint| format!("{hint}; or "));
                 Error::new(Kind::Device, format!("this machine has an NVIDIA GPU ({evidence})"))
                     .because(error)
-                    .remedy("name a simulated device with --to sim:0")
+                    .coded(code)
+                    .remedy(remedy + "name a simulated device with --to sim:0")
             }),
         }
     }
 
-    /// Every device that [`Self::open`] would open without an error.
+    /// Every device that [`Self::open`] would open without an error, CUDA devices first. Where no CUDA
+    /// device is listed, [`Self::cuda_devices`] says why.
     pub fn list() -> Vec<Info> {
-        let config = SimConfig::from_env();
-        (0..config.devices)
-            .filter_map(|index| Self::open(&DeviceId::Sim(index)).ok())
-            .map(|gpu| gpu.info())
-            .collect()
+        let cuda = Self::cuda_devices().unwrap_or(0);
+        let simulated = SimConfig::from_env().devices;
+        let ids = (0..cuda).map(DeviceId::Cuda).chain((0..simulated).map(DeviceId::Sim));
+        ids.filter_map(|id| Self::open(&id).ok()).map(|gpu| gpu.info()).collect()
+    }
+
+    /// How many CUDA devices the process sees.
+    ///
+    /// # Errors
+    /// Why there are none to be seen; as [`Self::open`].
+    pub fn cuda_devices() -> Result<u32> {
+        cuda::device_count()
     }
 
     /// What the device is.
     pub fn info(&self) -> Info {
         match &self.inner {
             Inner::Sim(device) => device.info(),
+            Inner::Cuda(device) => device.info().clone(),
         }
     }
 
     /// The device's name in this process.
     pub fn id(&self) -> DeviceId {
         self.info().id
+    }
+
+    /// The NUMA node whose memory and CPUs are nearest to the device; `None` where that is unknown or
+    /// makes no difference.
+    pub fn numa_node(&self) -> Option<u32> {
+        match &self.inner {
+            Inner::Sim(_) => None,
+            Inner::Cuda(device) => device.info().cuda.as_ref()?.numa_node,
+        }
     }
 
     /// Device memory now.
@@ -143,6 +186,7 @@ impl Gpu {
     pub fn memory(&self) -> Result<MemoryInfo> {
         match &self.inner {
             Inner::Sim(device) => Ok(device.memory()),
+            Inner::Cuda(device) => device.memory(),
         }
     }
 
@@ -150,6 +194,7 @@ impl Gpu {
     pub fn usage(&self) -> Usage {
         match &self.inner {
             Inner::Sim(device) => device.usage(),
+            Inner::Cuda(device) => device.usage(),
         }
     }
 
@@ -158,11 +203,26 @@ impl Gpu {
     /// # Errors
     /// `is_out_of_memory`, saying how much is missing; `is_refused` for 0 bytes.
     pub fn alloc(&self, len: u64) -> Result<Buffer> {
+        self.alloc_as(len, false)
+    }
+
+    /// [`Self::alloc`] of memory that other devices may map: CUDA virtual memory that is fit for
+    /// GPUDirect RDMA and for passing on, where the device has that; elsewhere ordinary memory.
+    /// Takes whole granules of the device (2 MiB).
+    ///
+    /// # Errors
+    /// As [`Self::alloc`].
+    pub fn alloc_shareable(&self, len: u64) -> Result<Buffer> {
+        self.alloc_as(len, true)
+    }
+
+    fn alloc_as(&self, len: u64, shareable: bool) -> Result<Buffer> {
         if len == 0 {
             return Err(Error::refused("cannot allocate 0 bytes of device memory"));
         }
         match &self.inner {
             Inner::Sim(device) => Ok(Buffer::sim(device.alloc(len)?, len)),
+            Inner::Cuda(device) => Ok(Buffer::cuda(device.alloc(len, shareable)?, len)),
         }
     }
 
@@ -175,8 +235,26 @@ impl Gpu {
         if len == 0 {
             return Err(Error::refused("cannot pin 0 bytes of host memory"));
         }
+        let size = usize::try_from(len)
+            .map_err(|_| Error::refused(format!("{len} bytes do not fit this address space")))?;
+        let mem = HostMem::anonymous(size)
+            .map_err(|error| Error::io(format_args!("pin {len} bytes of host memory"), error))?;
+        if let Some(node) = self.numa_node() {
+            // Only a matter of speed; containers may refuse it.
+            let _ = mem.prefer_node(node);
+        }
+        self.pin_mem(Arc::new(mem))
+    }
+
+    /// Lets the device read and write host memory that is there already, until the value and what is
+    /// in flight on it are gone. On CUDA it is pinned for every CUDA device of the process.
+    ///
+    /// # Errors
+    /// As [`Self::pin`]; `is_refused` where the memory is pinned already.
+    pub fn pin_mem(&self, mem: Arc<HostMem>) -> Result<PinnedMem> {
         match &self.inner {
-            Inner::Sim(device) => device.pin(len),
+            Inner::Sim(device) => device.pin(mem),
+            Inner::Cuda(device) => device.pin(mem),
         }
     }
 
@@ -187,6 +265,7 @@ impl Gpu {
     pub fn register(&self, map: Arc<FileMap>) -> Result<RegisteredMap> {
         match &self.inner {
             Inner::Sim(device) => device.register(map),
+            Inner::Cuda(device) => device.register(map),
         }
     }
 
@@ -196,7 +275,22 @@ impl Gpu {
     /// `is_device` or `is_io` where it cannot be made.
     pub fn stream(&self) -> Result<Stream> {
         match &self.inner {
-            Inner::Sim(device) => device.stream().map(Stream::sim),
+            Inner::Sim(device) => Ok(Stream::sim(device.stream()?, self.clone())),
+            Inner::Cuda(device) => Ok(Stream::cuda(device.stream()?, self.clone())),
+        }
+    }
+
+    /// Uses a CUDA stream that the caller has. It is never destroyed or synchronised here; while it is
+    /// being captured into a graph, every operation is refused with code `stream-capturing`.
+    ///
+    /// # Errors
+    /// `is_refused` for a stream of another device or context, and on a simulated device.
+    pub fn foreign_stream(&self, stream: ForeignStream) -> Result<Stream> {
+        match &self.inner {
+            Inner::Cuda(device) => Ok(Stream::cuda(device.foreign_stream(stream)?, self.clone())),
+            Inner::Sim(_) => {
+                Err(Error::refused(format!("{} has no CUDA streams to use", self.id())))
+            }
         }
     }
 
@@ -204,6 +298,7 @@ impl Gpu {
     pub fn as_sim(&self) -> Option<&sim::Device> {
         match &self.inner {
             Inner::Sim(device) => Some(device),
+            Inner::Cuda(_) => None,
         }
     }
 }
@@ -238,13 +333,11 @@ fn shared_sim(index: u32) -> Result<sim::Device> {
     Ok(device)
 }
 
-fn no_cuda(id: &DeviceId) -> Error {
-    Error::new(Kind::Device, format!("cannot open {id}: this build drives simulated devices only"))
-        .remedy("name a simulated device: sim:0")
-}
-
 /// What shows that this machine has an NVIDIA GPU, whether or not its driver works.
 fn nvidia_evidence() -> Option<String> {
+    if let Some(library) = CudaConfig::from_env().library {
+        return Some(format!("BEELINE_CUDA_LIBRARY={}", library.display()));
+    }
     for node in ["/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg"] {
         if Path::new(node).exists() {
             return Some(node.to_owned());

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::time::Instant;
 
-use super::buffer::{Buffer, DeviceMemory, PinnedMem, RegisteredMap};
+use super::buffer::{Buffer, PinnedMem, RegisteredMap};
 use super::sim::{self, Op, Place};
-use crate::error::Result;
+use super::{Gpu, cuda};
+use crate::error::{Error, Result};
 
 /// How a stream compares a memory word with the value it waits for (cuStreamWaitValue).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,21 +51,51 @@ pub enum KernelArg {
 /// every event recorded after it reports the first failure.
 pub struct Stream {
     inner: Inner,
+    gpu: Gpu,
 }
 
 enum Inner {
     Sim(sim::Stream),
+    Cuda(cuda::Stream),
+}
+
+/// An operation as the methods below check it, before a kind of device takes it over.
+#[derive(Clone, Copy)]
+pub(super) enum Command<'a> {
+    Copy { dst: Operand<'a>, src: Operand<'a>, len: u64 },
+    Fill { dst: Operand<'a>, len: u64, value: u8 },
+    WriteValue { dst: Operand<'a>, value: u32 },
+    WaitValue { src: Operand<'a>, value: u32, compare: Compare },
+    Launch { name: &'a str, args: &'a [KernelArg] },
+}
+
+/// Memory of an operation, with the offset in it.
+#[derive(Clone, Copy)]
+pub(super) enum Operand<'a> {
+    Device(&'a Buffer, u64),
+    Pinned(&'a PinnedMem, u64),
+    Mapped(&'a RegisteredMap, u64),
 }
 
 impl Stream {
-    pub(crate) const fn sim(stream: sim::Stream) -> Self {
-        Self { inner: Inner::Sim(stream) }
+    pub(crate) const fn sim(stream: sim::Stream, gpu: Gpu) -> Self {
+        Self { inner: Inner::Sim(stream), gpu }
+    }
+
+    pub(crate) const fn cuda(stream: cuda::Stream, gpu: Gpu) -> Self {
+        Self { inner: Inner::Cuda(stream), gpu }
+    }
+
+    /// The device the stream belongs to.
+    pub const fn gpu(&self) -> &Gpu {
+        &self.gpu
     }
 
     /// Copies `len` bytes from pinned host memory to the device.
     ///
     /// # Errors
-    /// `is_refused` outside either memory; the stream's earlier failure.
+    /// `is_refused` outside either memory, or where one belongs to another kind of device; the
+    /// stream's earlier failure.
     pub fn copy_to_device(
         &self,
         dst: &Buffer,
@@ -73,15 +104,15 @@ impl Stream {
         src_offset: u64,
         len: u64,
     ) -> Result<()> {
-        let Inner::Sim(stream) = &self.inner;
-        let dst = sim_place(dst, dst_offset, len)?;
-        stream.push(Op::Copy { dst, src: Place::pinned(src, src_offset, len)?, len })
+        let src = Operand::Pinned(src, src_offset);
+        self.push(Command::Copy { dst: Operand::Device(dst, dst_offset), src, len })
     }
 
     /// Copies `len` bytes of a registered file mapping to the device, without a host copy.
     ///
     /// # Errors
-    /// As [`Self::copy_to_device`]; the event recorded next fails where the file was truncated.
+    /// As [`Self::copy_to_device`]; on a simulated device the event recorded next fails where the
+    /// file was truncated (CUDA goes on reading the pages it registered).
     pub fn copy_mapped_to_device(
         &self,
         dst: &Buffer,
@@ -90,9 +121,8 @@ impl Stream {
         src_offset: u64,
         len: u64,
     ) -> Result<()> {
-        let Inner::Sim(stream) = &self.inner;
-        let dst = sim_place(dst, dst_offset, len)?;
-        stream.push(Op::Copy { dst, src: Place::mapped(src, src_offset, len)?, len })
+        let src = Operand::Mapped(src, src_offset);
+        self.push(Command::Copy { dst: Operand::Device(dst, dst_offset), src, len })
     }
 
     /// Copies `len` bytes from the device to pinned host memory.
@@ -107,15 +137,16 @@ impl Stream {
         src_offset: u64,
         len: u64,
     ) -> Result<()> {
-        let Inner::Sim(stream) = &self.inner;
-        let src = sim_place(src, src_offset, len)?;
-        stream.push(Op::Copy { dst: Place::pinned(dst, dst_offset, len)?, src, len })
+        let src = Operand::Device(src, src_offset);
+        self.push(Command::Copy { dst: Operand::Pinned(dst, dst_offset), src, len })
     }
 
-    /// Copies `len` bytes between device buffers; overlapping ranges of one buffer are allowed.
+    /// Copies `len` bytes between device buffers, of one device or of two of one kind; overlapping
+    /// ranges of one buffer are allowed.
     ///
     /// # Errors
-    /// As [`Self::copy_to_device`].
+    /// As [`Self::copy_to_device`]; on CUDA `is_out_of_memory` where ranges overlap and there is no
+    /// room for the piece in between (at most 64 MiB).
     pub fn copy_on_device(
         &self,
         dst: &Buffer,
@@ -124,9 +155,8 @@ impl Stream {
         src_offset: u64,
         len: u64,
     ) -> Result<()> {
-        let Inner::Sim(stream) = &self.inner;
-        let dst = sim_place(dst, dst_offset, len)?;
-        stream.push(Op::Copy { dst, src: sim_place(src, src_offset, len)?, len })
+        let src = Operand::Device(src, src_offset);
+        self.push(Command::Copy { dst: Operand::Device(dst, dst_offset), src, len })
     }
 
     /// Sets `len` bytes to `value`.
@@ -134,17 +164,16 @@ impl Stream {
     /// # Errors
     /// As [`Self::copy_to_device`].
     pub fn fill(&self, dst: &Buffer, offset: u64, len: u64, value: u8) -> Result<()> {
-        let Inner::Sim(stream) = &self.inner;
-        stream.push(Op::Fill { dst: sim_place(dst, offset, len)?, len, value })
+        self.push(Command::Fill { dst: Operand::Device(dst, offset), len, value })
     }
 
     /// Writes a 32-bit word of device memory, after everything queued before (cuStreamWriteValue32).
     ///
     /// # Errors
-    /// As [`Self::copy_to_device`]; `is_refused` where the word is not aligned to 4 bytes.
+    /// As [`Self::copy_to_device`]; `is_refused` where the word is not aligned to 4 bytes or the
+    /// driver has no stream memory operations (before CUDA 11.7).
     pub fn write_value(&self, dst: &Buffer, offset: u64, value: u32) -> Result<()> {
-        let Inner::Sim(stream) = &self.inner;
-        stream.push(Op::WriteValue { dst: sim_place(dst, offset, 4)?.aligned(4)?, value })
+        self.push(Command::WriteValue { dst: Operand::Device(dst, offset), value })
     }
 
     /// Writes a 32-bit word of pinned host memory, after everything queued before.
@@ -152,8 +181,7 @@ impl Stream {
     /// # Errors
     /// As [`Self::write_value`].
     pub fn write_host_value(&self, dst: &PinnedMem, offset: u64, value: u32) -> Result<()> {
-        let Inner::Sim(stream) = &self.inner;
-        stream.push(Op::WriteValue { dst: Place::pinned(dst, offset, 4)?.aligned(4)?, value })
+        self.push(Command::WriteValue { dst: Operand::Pinned(dst, offset), value })
     }
 
     /// Holds back what is queued next until a word of device memory compares (cuStreamWaitValue32).
@@ -167,9 +195,7 @@ impl Stream {
         value: u32,
         compare: Compare,
     ) -> Result<()> {
-        let Inner::Sim(stream) = &self.inner;
-        let src = sim_place(src, offset, 4)?.aligned(4)?;
-        stream.push(Op::WaitValue { src, value, compare })
+        self.push(Command::WaitValue { src: Operand::Device(src, offset), value, compare })
     }
 
     /// Holds back what is queued next until a word of pinned host memory compares.
@@ -183,18 +209,29 @@ impl Stream {
         value: u32,
         compare: Compare,
     ) -> Result<()> {
-        let Inner::Sim(stream) = &self.inner;
-        let src = Place::pinned(src, offset, 4)?.aligned(4)?;
-        stream.push(Op::WaitValue { src, value, compare })
+        self.push(Command::WaitValue { src: Operand::Pinned(src, offset), value, compare })
     }
 
-    /// Runs the kernel `name`; [`sim::KERNELS`] lists those of the simulated device.
+    /// Runs the kernel `name`; [`sim::KERNELS`] lists those that every device has.
     ///
     /// # Errors
     /// `is_refused` for an unknown name or arguments that do not fit it.
     pub fn launch(&self, name: &str, args: &[KernelArg]) -> Result<()> {
-        let Inner::Sim(stream) = &self.inner;
-        stream.push(Op::Kernel(sim::Kernel::new(name, args)?))
+        self.push(Command::Launch { name, args })
+    }
+
+    /// Allocates `len` bytes in stream order: on CUDA from the device's pool, without waiting for the
+    /// device and, where the pool still holds pages, without the driver's cost of new ones. What is
+    /// queued in this stream from here on may use them; another stream first waits for an event
+    /// recorded after this call. Freed in the order of this stream, too.
+    ///
+    /// # Errors
+    /// As [`Gpu::alloc`].
+    pub fn alloc(&self, len: u64) -> Result<Buffer> {
+        match &self.inner {
+            Inner::Cuda(stream) if len > 0 => Ok(Buffer::cuda(stream.alloc(len)?, len)),
+            Inner::Cuda(_) | Inner::Sim(_) => self.gpu.alloc(len),
+        }
     }
 
     /// An event that is done once everything queued so far has run.
@@ -202,20 +239,31 @@ impl Stream {
     /// # Errors
     /// The stream's earlier failure.
     pub fn record(&self) -> Result<Event> {
-        let Inner::Sim(stream) = &self.inner;
-        let event = sim::Event::default();
-        stream.push(Op::Record(event.clone()))?;
-        Ok(Event { inner: EventInner::Sim(event) })
+        let inner = match &self.inner {
+            Inner::Sim(stream) => {
+                let event = sim::Event::default();
+                stream.push(Op::Record(event.clone()))?;
+                EventInner::Sim(event)
+            }
+            Inner::Cuda(stream) => EventInner::Cuda(stream.record()?),
+        };
+        Ok(Event { inner })
     }
 
     /// Holds back what is queued next until `event`, of this or another stream, is done.
     ///
     /// # Errors
-    /// The stream's earlier failure.
+    /// The stream's earlier failure; `is_refused` for the event of another kind of device.
     pub fn wait_event(&self, event: &Event) -> Result<()> {
-        let Inner::Sim(stream) = &self.inner;
-        let EventInner::Sim(event) = &event.inner;
-        stream.push(Op::WaitEvent(event.clone()))
+        match (&self.inner, &event.inner) {
+            (Inner::Sim(stream), EventInner::Sim(event)) => {
+                stream.push(Op::WaitEvent(event.clone()))
+            }
+            (Inner::Cuda(stream), EventInner::Cuda(event)) => stream.wait_event(event),
+            (Inner::Sim(_), _) | (Inner::Cuda(_), _) => {
+                Err(Error::refused("a stream cannot wait for the event of another kind of device"))
+            }
+        }
     }
 
     /// Waits until everything queued so far has run.
@@ -225,18 +273,46 @@ impl Stream {
     pub fn synchronize(&self, deadline: Instant) -> Result<()> {
         self.record()?.wait(deadline)
     }
+
+    fn push(&self, command: Command<'_>) -> Result<()> {
+        match &self.inner {
+            Inner::Sim(stream) => stream.push(sim_op(command)?),
+            Inner::Cuda(stream) => stream.push(command),
+        }
+    }
 }
 
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Stream")
+        write!(f, "Stream({})", self.gpu.id())
     }
 }
 
-fn sim_place(buffer: &Buffer, offset: u64, len: u64) -> Result<Place> {
-    let (memory, at) = buffer.locate(offset, len)?;
-    let DeviceMemory::Sim(allocation) = memory;
-    Ok(Place::device(allocation, at))
+fn sim_op(command: Command<'_>) -> Result<Op> {
+    Ok(match command {
+        Command::Copy { dst, src, len } => {
+            Op::Copy { dst: sim_place(dst, len)?, src: sim_place(src, len)?, len }
+        }
+        Command::Fill { dst, len, value } => Op::Fill { dst: sim_place(dst, len)?, len, value },
+        Command::WriteValue { dst, value } => {
+            Op::WriteValue { dst: sim_place(dst, 4)?.aligned(4)?, value }
+        }
+        Command::WaitValue { src, value, compare } => {
+            Op::WaitValue { src: sim_place(src, 4)?.aligned(4)?, value, compare }
+        }
+        Command::Launch { name, args } => Op::Kernel(sim::Kernel::new(name, args)?),
+    })
+}
+
+fn sim_place(operand: Operand<'_>, len: u64) -> Result<Place> {
+    match operand {
+        Operand::Device(buffer, offset) => {
+            let (allocation, at) = buffer.locate_sim(offset, len)?;
+            Ok(Place::device(allocation, at))
+        }
+        Operand::Pinned(pinned, offset) => Place::pinned(pinned, offset, len),
+        Operand::Mapped(map, offset) => Place::mapped(map, offset, len),
+    }
 }
 
 /// A point in a stream.
@@ -248,6 +324,7 @@ pub struct Event {
 #[derive(Clone)]
 enum EventInner {
     Sim(sim::Event),
+    Cuda(cuda::Event),
 }
 
 impl Event {
@@ -256,8 +333,10 @@ impl Event {
     /// # Errors
     /// The failure of an operation before the point.
     pub fn is_done(&self) -> Result<bool> {
-        let EventInner::Sim(event) = &self.inner;
-        event.is_done()
+        match &self.inner {
+            EventInner::Sim(event) => event.is_done(),
+            EventInner::Cuda(event) => event.is_done(),
+        }
     }
 
     /// Waits for the point.
@@ -266,8 +345,10 @@ impl Event {
     /// `is_timeout` where `deadline` passes first (the work goes on, and keeps its memory);
     /// the failure of an operation before the point.
     pub fn wait(&self, deadline: Instant) -> Result<()> {
-        let EventInner::Sim(event) = &self.inner;
-        event.wait(deadline)
+        match &self.inner {
+            EventInner::Sim(event) => event.wait(deadline),
+            EventInner::Cuda(event) => event.wait(deadline),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use beeline_sys::mem::HostMem;
 
 use super::{Allocation, device_error};
 use crate::error::{Error, Result};
-use crate::gpu::buffer::{Buffer, DeviceMemory};
+use crate::gpu::buffer::Buffer;
 use crate::gpu::stream::KernelArg;
 
 /// The names that [`super::super::Stream::launch`] knows, with their arguments.
@@ -74,8 +74,7 @@ impl Kernel {
 
 impl Words {
     fn new(buffer: &Buffer) -> Result<Self> {
-        let (memory, offset) = buffer.locate(0, buffer.len())?;
-        let DeviceMemory::Sim(memory) = memory;
+        let (memory, offset) = buffer.locate_sim(0, buffer.len())?;
         if !offset.is_multiple_of(4) {
             return Err(Error::refused(format!(
                 "a kernel on words needs 4-byte alignment ({offset})"

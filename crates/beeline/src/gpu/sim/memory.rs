@@ -87,7 +87,9 @@ pub struct Allocation {
 impl Allocation {
     pub(super) fn new(device: &Device, len: u64) -> Result<Self> {
         let bytes = len.checked_next_multiple_of(PAGE_BYTES).ok_or_else(|| oom(device, len))?;
-        let extents = lock(&device.inner.pages).take(bytes).ok_or_else(|| oom(device, len))?;
+        // A statement of its own: the error text asks for the free bytes, under the same lock.
+        let extents = lock(&device.inner.pages).take(bytes);
+        let extents = extents.ok_or_else(|| oom(device, len))?;
         match HostMem::from_extents(&device.inner.memory, &extents) {
             Ok(mem) => {
                 device.inner.allocated.fetch_add(bytes, Ordering::Relaxed);
@@ -185,8 +187,8 @@ impl Allocation {
     pub(super) fn relocate(&self) -> Result<()> {
         let mut extents = write_lock(&self.extents);
         let bytes = extents.iter().map(|extent| extent.len).sum();
-        let fresh =
-            lock(&self.device.inner.pages).take(bytes).ok_or_else(|| oom(&self.device, bytes))?;
+        let fresh = lock(&self.device.inner.pages).take(bytes);
+        let fresh = fresh.ok_or_else(|| oom(&self.device, bytes))?;
         let moved = HostMem::from_extents(&self.device.inner.memory, &fresh)
             .map_err(|error| Error::io("map the new place of simulated device memory", error))
             .and_then(|target| Ok(target.copy_from(0, &self.mem, 0, bytes)?))

@@ -108,8 +108,7 @@ impl Device {
                 self.inner.profile
             )));
         }
-        let super::buffer::DeviceMemory::Sim(allocation) = buffer.locate(0, 0)?.0;
-        allocation.relocate()
+        buffer.locate_sim(0, 0)?.0.relocate()
     }
 
     pub(super) fn info(&self) -> Info {
@@ -119,6 +118,7 @@ impl Device {
             simulated: true,
             profile: Some(self.inner.profile),
             memory_bytes: self.inner.capacity,
+            cuda: None,
         }
     }
 
@@ -143,21 +143,16 @@ impl Device {
         Allocation::new(self, len).map(Arc::new)
     }
 
-    pub(super) fn pin(&self, len: u64) -> Result<PinnedMem> {
+    pub(super) fn pin(&self, mem: Arc<HostMem>) -> Result<PinnedMem> {
         self.inner.faults.hit(Site::Pin)?;
-        let size = usize::try_from(len)
-            .map_err(|_| Error::refused(format!("{len} bytes do not fit this address space")))?;
-        let mem = HostMem::anonymous(size)
-            .map_err(|error| Error::io(format_args!("pin {len} bytes of host memory"), error))?;
-        let mem = Arc::new(mem);
-        let guard = Counted::new(&self.inner.pinned, len, Arc::clone(&mem));
-        Ok(PinnedMem::new(mem, Arc::new(guard)))
+        let guard = Counted::new(&self.inner.pinned, mem.len(), Arc::clone(&mem));
+        Ok(PinnedMem::sim(mem, Arc::new(guard)))
     }
 
     pub(super) fn register(&self, map: Arc<FileMap>) -> Result<RegisteredMap> {
         self.inner.faults.hit(Site::Register)?;
         let guard = Counted::new(&self.inner.registered, map.len(), Arc::clone(&map));
-        Ok(RegisteredMap::new(map, Arc::new(guard)))
+        Ok(RegisteredMap::sim(map, Arc::new(guard)))
     }
 
     pub(super) fn stream(&self) -> Result<Stream> {

@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Everything that proves a change. CI and people run the same script.
+#
+#   ./ci.sh          all of it
+#   ./ci.sh quick    format, lints, unit tests
+#   ./ci.sh STEP..   single steps: fmt clippy test doc aarch64 fuzz licences
+#
+# Needs a Rust toolchain and a C linker. cargo-nextest is used where it is installed.
+set -euo pipefail
+cd "$(dirname "$0")"
+export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never}
+skips=target/ci-skips.log
+
+note() { printf '\n== %s\n' "$*"; }
+
+step_fmt() {
+    cargo fmt --all --check
+    (cd fuzz && cargo fmt --check)
+}
+
+step_clippy() {
+    cargo clippy --workspace --all-targets --locked -- -D warnings
+}
+
+step_test() {
+    local log=target/ci-test.log
+    if cargo nextest --version >/dev/null 2>&1; then
+        cargo nextest run --workspace --locked --profile ci 2>&1 | tee "$log"
+    else
+        cargo test --workspace --locked --lib --bins --tests -- --nocapture --test-threads 2 2>&1 | tee "$log"
+    fi
+    cargo test --workspace --locked --doc
+    cat "$log" >>"$skips"
+}
+
+step_doc() {
+    RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --document-private-items
+}
+
+# Nothing assumes x86-64 outside cfg.
+step_aarch64() {
+    local target=aarch64-unknown-linux-gnu
+    if [ -d "$(rustc --print sysroot)/lib/rustlib/$target/lib" ]; then
+        cargo check --workspace --locked --target "$target"
+    else
+        echo "SKIP aarch64-std" | tee -a "$skips"
+    fi
+}
+
+step_fuzz() {
+    (cd fuzz && cargo run --quiet --locked --bin smoke -- --seconds "${FUZZ_SECONDS:-5}")
+}
+
+step_licences() {
+    cargo xtask licences
+}
+
+main() {
+    mkdir -p target
+    : >"$skips"
+    case "${1:-all}" in
+    all) set -- fmt clippy test doc aarch64 fuzz licences ;;
+    quick)
+        cargo fmt --all --check
+        cargo clippy --workspace --all-targets --locked -- -D warnings
+        cargo test --workspace --locked --lib --bins
+        return
+        ;;
+    esac
+    local step
+    for step in "$@"; do
+        note "$step"
+        "step_$step"
+    done
+    note "skips"
+    cargo xtask skips "$skips" .ci/skips.txt
+    note "done: $*"
+}
+
+main "$@"

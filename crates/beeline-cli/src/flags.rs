@@ -1,0 +1,322 @@
+//! The one table of flags. Help, completions and the man page are generated from it.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use beeline::config::parse_bytes;
+use beeline::core::plan::{Mode, StorageRoute};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+
+const ABOUT: &str = "Move bytes on the straightest line between files and GPU memory";
+
+const LONG_ABOUT: &str = "\
+Move bytes on the straightest line between files and GPU memory.
+
+Beeline loads models (safetensors) into GPU memory, copies files through it, and says which way the \
+bytes went. For every transfer it plans: which routes does this machine allow between the file and the \
+device (out of the page cache, past it with O_DIRECT, mapped), and why not the others? Then it picks \
+one for each piece of the file by where that piece is right now. `beeline explain` shows the plan, and \
+every transfer reports the routes that were really taken, and their cost.
+
+On a machine without a GPU the device is sim:0, a SIMULATED one: device memory is host memory, copies \
+are made by threads. Files, plans, errors and verification are the real ones; the speed is not that of a \
+GPU. Every output of a simulated device says \"simulated\". A machine that has an NVIDIA GPU whose \
+driver does not work is an error, never a silent simulation.";
+
+const AFTER_HELP: &str = "\
+Examples:
+  beeline load model.safetensors --verify      load a model and compare it with its file
+  beeline load llama/ --rank 0 --of 2          load the share of one tensor-parallel rank
+  beeline explain model.safetensors            which way would the bytes go, and why?
+  beeline copy big.bin /mnt/backup/            file -> device -> file, replaced in one step
+
+Exit codes:
+  0    done
+  1    failed: a file is missing, a device is full, a tensor differs, no route is open, ...
+  2    refused: a wrong command line, or an input that no retry makes acceptable
+  130  ended by SIGINT (143 by SIGTERM); a second signal exits at once, without cleaning up
+
+Environment (flags win):
+  BEELINE_POOL_BYTES     most pinned host memory in use at once (256M)
+  BEELINE_THREADS        threads that read, write and start copies (one per CPU, 2 to 16)
+  BEELINE_QUEUE_DEPTH    direct reads in flight (32)
+  BEELINE_STALL_SECONDS  give up a transfer that finishes nothing for so long (60)
+  BEELINE_IO_URING       0 forbids io_uring
+  BEELINE_SIM_DEVICES    number of simulated devices (1)
+  BEELINE_SIM_MEMORY     memory of each simulated device (16G)
+  BEELINE_SIM_PROFILE    what a simulated device shows of its memory: plain, bar, movable";
+
+/// The command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "beeline",
+    version,
+    about = ABOUT,
+    long_about = LONG_ABOUT,
+    after_help = "`beeline --help` tells more, with examples, exit codes and the environment.",
+    after_long_help = AFTER_HELP,
+    max_term_width = 100,
+    arg_required_else_help = true
+)]
+pub(crate) struct Cli {
+    /// Answer with one JSON object on stdout, errors too (keys: docs/json.md)
+    #[arg(long, global = true, display_order = 1000)]
+    pub(crate) json: bool,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Load a model into device memory
+    ///
+    /// Reads the tensors of safetensors files into one allocation per device, each tensor aligned to
+    /// 256 bytes, and reports bytes, time, GB/s (10^9 bytes a second), CPU-seconds per GB and the
+    /// routes taken. The memory is freed when the command ends: it measures and verifies, and shows
+    /// what the library does.
+    Load(LoadFlags),
+
+    /// Copy a file through device memory
+    ///
+    /// File -> device -> file, byte-identical, in windows of at most 256 MiB of device memory of which
+    /// one is written while the next is read. DST changes in one step at the end: until then, and
+    /// after any error, it is the old file. A SRC that changes meanwhile is an error.
+    Copy(CopyFlags),
+
+    /// Show the plan between a file and a device
+    ///
+    /// Lists every route that is allowed, in order of preference, every one that is not with its
+    /// reason and what would open it, and how the bytes would go right now by what the page cache
+    /// holds. Moves nothing.
+    Explain(ExplainFlags),
+
+    /// List the devices
+    Devices(DevicesFlags),
+
+    /// Print completions for a shell
+    ///
+    /// For bash: beeline completions bash > ~/.local/share/bash-completion/completions/beeline
+    Completions(CompletionsFlags),
+
+    /// Print the man page
+    ///
+    /// To read it: beeline man | man -l -
+    Man(ManFlags),
+}
+
+/// Flags of `beeline load`.
+#[derive(Args, Debug)]
+pub(crate) struct LoadFlags {
+    /// Model files: *.safetensors, an index (*.index.json) with its shards beside it, or a folder
+    #[arg(value_name = "PATH", required = true)]
+    pub(crate) paths: Vec<PathBuf>,
+
+    /// Devices to load into, separated by commas; each gets everything, files are read once
+    ///
+    /// Written as `beeline devices` lists them. By default the first GPU, or sim:0 (simulated) where
+    /// there is none.
+    #[arg(long, value_name = "DEVICE", value_delimiter = ',')]
+    pub(crate) to: Vec<String>,
+
+    /// Only tensors whose name matches the glob; may be given several times
+    ///
+    /// In a glob * stands for any characters, ? for one, [abc] for one of several. A glob that matches
+    /// no tensor is an error.
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) tensors: Vec<String>,
+
+    /// No tensors whose name matches the glob, even where --tensors does
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) exclude: Vec<String>,
+
+    /// Only this rank's share of the rows of every tensor, counted from 0
+    #[arg(long, value_name = "R", requires = "of", conflicts_with = "rows")]
+    pub(crate) rank: Option<u64>,
+
+    /// The number of ranks that share the rows
+    #[arg(long, value_name = "N", requires = "rank")]
+    pub(crate) of: Option<u64>,
+
+    /// Only rows A up to but without B of every tensor (the first dimension)
+    #[arg(long, value_name = "A..B", value_parser = parse_rows)]
+    pub(crate) rows: Option<(u64, u64)>,
+
+    /// Read everything back from the device and compare a checksum per tensor with the file
+    ///
+    /// A tensor that differs is named, and the exit code is 1.
+    #[arg(long)]
+    pub(crate) verify: bool,
+
+    #[command(flatten)]
+    pub(crate) route: RouteFlags,
+
+    #[command(flatten)]
+    pub(crate) engine: EngineFlags,
+}
+
+/// Flags of `beeline copy`.
+#[derive(Args, Debug)]
+pub(crate) struct CopyFlags {
+    /// The file to copy
+    #[arg(value_name = "SRC")]
+    pub(crate) source: PathBuf,
+
+    /// Where to: a file, or a folder that gets a file of the same name
+    #[arg(value_name = "DST")]
+    pub(crate) target: PathBuf,
+
+    /// The device whose memory the bytes go through
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) via: Option<String>,
+
+    /// Do not wait until the bytes are on the drive
+    #[arg(long)]
+    pub(crate) no_sync: bool,
+
+    #[command(flatten)]
+    pub(crate) route: RouteFlags,
+
+    #[command(flatten)]
+    pub(crate) engine: EngineFlags,
+}
+
+/// Flags of `beeline explain`.
+#[derive(Args, Debug)]
+pub(crate) struct ExplainFlags {
+    /// The file
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+
+    /// The device; by default the one that `beeline load` would use
+    #[arg(value_name = "DEVICE")]
+    pub(crate) device: Option<String>,
+
+    /// Plan for writing device memory into the file instead of reading it
+    #[arg(long)]
+    pub(crate) write: bool,
+
+    #[command(flatten)]
+    pub(crate) route: RouteFlags,
+}
+
+/// Flags of `beeline devices`.
+#[derive(Args, Debug)]
+pub(crate) struct DevicesFlags {}
+
+/// Flags of `beeline completions`.
+#[derive(Args, Debug)]
+pub(crate) struct CompletionsFlags {
+    /// The shell
+    #[arg(value_name = "SHELL")]
+    pub(crate) shell: Shell,
+}
+
+/// Flags of `beeline man`.
+#[derive(Args, Debug)]
+pub(crate) struct ManFlags {}
+
+/// How far the plan may go.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct RouteFlags {
+    /// How far the plan may go
+    #[arg(long, default_value = "auto", value_parser = mode_parser())]
+    pub(crate) mode: Mode,
+
+    /// Only this route, or an error
+    #[arg(long, value_name = "NAME", value_parser = route_parser())]
+    pub(crate) route: Option<StorageRoute>,
+}
+
+/// What the engine may use.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct EngineFlags {
+    /// Give up the transfer after so many seconds (fractions allowed)
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub(crate) timeout: Option<Duration>,
+
+    /// Threads that read, write and start copies
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) threads: Option<u16>,
+
+    /// Most pinned host memory in use at once, as 64M or 1GiB; rounded up to slots of 4 MiB, at least 2
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
+    pub(crate) pool: Option<u64>,
+}
+
+fn mode_parser() -> impl TypedValueParser<Value = Mode> {
+    let help = |mode| match mode {
+        Mode::Require => "straight hardware paths only (or the route named), an error otherwise",
+        Mode::Auto => "the best route that is open",
+        Mode::Software => "plain system calls and host memory only",
+    };
+    named(Mode::ALL.map(|mode| PossibleValue::new(mode.as_str()).help(help(mode))))
+}
+
+fn route_parser() -> impl TypedValueParser<Value = StorageRoute> {
+    let value = |route: StorageRoute| PossibleValue::new(route.as_str()).help(route.describe());
+    named(StorageRoute::ALL.map(value))
+}
+
+/// Parses one of `values` by the `FromStr` of `T`, which knows the same names.
+fn named<T, const N: usize>(values: [PossibleValue; N]) -> impl TypedValueParser<Value = T>
+where
+    T: FromStr + Clone + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(values)
+        .try_map(|text| text.parse::<T>().map_err(|_| "this name is unknown"))
+}
+
+fn parse_size(text: &str) -> Result<u64, String> {
+    parse_bytes(text)
+        .ok_or_else(|| "write a whole number of bytes, as 4096, 64M or 2GiB".to_owned())
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok();
+    seconds
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .filter(|span| !span.is_zero())
+        .ok_or_else(|| "write a number of seconds above 0, as 30 or 0.5".to_owned())
+}
+
+fn parse_rows(text: &str) -> Result<(u64, u64), String> {
+    text.split_once("..")
+        .and_then(|(start, end)| Some((start.parse().ok()?, end.parse().ok()?)))
+        .ok_or_else(|| "write two row numbers, as 0..128".to_owned())
+}
+
+/// Whether the arguments ask for JSON, for a command line that could not be parsed.
+pub(crate) fn asks_for_json(args: impl Iterator<Item = OsString>) -> bool {
+    args.take_while(|arg| arg != "--").any(|arg| arg == "--json")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_table_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn numbers_are_read_exactly_or_refused() {
+        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
+        for text in ["", "0", "-1", "nan", "inf", "1e300", "1s"] {
+            assert!(parse_seconds(text).is_err(), "{text:?}");
+        }
+        assert_eq!(parse_rows("3..7"), Ok((3, 7)));
+        for text in ["", "3", "3..", "..7", "3..7..9", "-1..2"] {
+            assert!(parse_rows(text).is_err(), "{text:?}");
+        }
+        assert_eq!(parse_size("64M"), Ok(64 << 20));
+        assert!(parse_size("lots").is_err());
+    }
+}

@@ -1,0 +1,489 @@
+//! Device memory, host memory that a device can reach, and what the driver knows about a pointer.
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::fmt;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use beeline_core::addr::{DevicePtr, VirtAddr, align_up};
+
+use super::core::Core;
+use super::device::Context;
+use super::error::Error;
+use super::types::*;
+use crate::mem::{FileMap, HostMem, OutOfBounds};
+
+/// Device memory. Freed with the last handle; a stream that still uses it holds one.
+pub struct DeviceMem {
+    ptr: u64,
+    len: u64,
+    backing: Backing,
+    context: Arc<Context>,
+}
+
+enum Backing {
+    /// `cuMemAlloc`.
+    Plain,
+    /// `cuMemCreate`, mapped at an address of its own.
+    Virtual(#[expect(dead_code, reason = "held for its drop")] Mapping),
+    /// `cuMemAllocAsync`, from the device's default pool; freed in the same stream.
+    Pool(Arc<Core>),
+    /// Somebody else's, who keeps it alive at least as long as the owner lives.
+    Foreign(#[expect(dead_code, reason = "held for its drop")] Arc<dyn Any + Send + Sync>),
+}
+
+impl DeviceMem {
+    /// `len` bytes by `cuMemAlloc`, aligned to at least 256 bytes.
+    ///
+    /// # Errors
+    /// `OUT_OF_MEMORY` where the device has no room.
+    pub fn alloc(context: &Arc<Context>, len: u64) -> Result<Self, Error> {
+        let bytes = size(len)?;
+        let _current = context.enter()?;
+        let mut ptr = 0;
+        // SAFETY: `ptr` is a place for one device pointer; a context is current.
+        let result = unsafe { (context.table().cuMemAlloc)(&raw mut ptr, bytes) };
+        context.check("cuMemAlloc", result, || format!("{len} bytes"))?;
+        Ok(Self::new(context, ptr, len, Backing::Plain))
+    }
+
+    /// `len` bytes by `cuMemCreate`, which other devices may map: asked to be fit for GPUDirect RDMA
+    /// and exportable, where the device can. Rounded up to the device's granularity inside.
+    ///
+    /// # Errors
+    /// `Unsupported` where the driver or the device has no virtual memory management;
+    /// `OUT_OF_MEMORY` where the device has no room.
+    pub fn alloc_virtual(context: &Arc<Context>, len: u64) -> Result<Self, Error> {
+        size(len)?;
+        let mapping = Mapping::new(context, len)?;
+        Ok(Self::new(context, mapping.ptr, len, Backing::Virtual(mapping)))
+    }
+
+    /// `len` bytes from the device's default pool, there once `core` has run what is queued before.
+    pub(super) fn alloc_pooled(core: &Arc<Core>, len: u64) -> Result<Self, Error> {
+        let context = core.context();
+        let bytes = size(len)?;
+        let (Some(alloc), Some(_)) =
+            (context.table().cuMemAllocAsync, context.table().cuMemFreeAsync)
+        else {
+            return Err(Error::Unsupported { what: "memory pools" });
+        };
+        if context.device().attribute(DeviceAttribute::MEMORY_POOLS_SUPPORTED) == 0 {
+            return Err(Error::Unsupported { what: "memory pools" });
+        }
+        let _current = context.enter()?;
+        let mut ptr = 0;
+        // SAFETY: `ptr` is a place for one device pointer; the stream is alive and of this context.
+        let result = unsafe { alloc(&raw mut ptr, bytes, core.raw()) };
+        context.check("cuMemAllocAsync", result, || format!("{len} bytes"))?;
+        Ok(Self::new(context, ptr, len, Backing::Pool(Arc::clone(core))))
+    }
+
+    /// Memory that `owner` keeps alive: allocated by somebody else on the device of `context`.
+    ///
+    /// The function is safe because the driver checks device addresses: if the promise is broken, a
+    /// copy fails or hits other memory of the device, never memory of this program's. Ask
+    /// [`PointerInfo::of`] first what the pointer is.
+    pub fn foreign(
+        context: &Arc<Context>,
+        ptr: DevicePtr,
+        len: u64,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Self, Error> {
+        let end = ptr.checked_add(len);
+        end.ok_or(Error::Refused("the memory would end outside the address space"))?;
+        size(len)?;
+        let (ptr, backing) = (ptr.as_u64(), Backing::Foreign(owner));
+        Ok(Self { ptr, len, backing, context: Arc::clone(context) })
+    }
+
+    fn new(context: &Arc<Context>, ptr: u64, len: u64, backing: Backing) -> Self {
+        context.counters.device.fetch_add(len, Ordering::Relaxed);
+        Self { ptr, len, backing, context: Arc::clone(context) }
+    }
+
+    /// Where it starts.
+    pub const fn ptr(&self) -> DevicePtr {
+        DevicePtr::new(self.ptr)
+    }
+
+    /// Length in bytes, as asked for.
+    pub const fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there is no byte. Always false for allocations.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The context it belongs to.
+    pub const fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// A dma-buf of the bytes `[offset, offset + len)`, for a driver that maps device memory; both are
+    /// multiples of the page size. The memory must outlive every mapping of the dma-buf.
+    ///
+    /// # Errors
+    /// `Unsupported` before CUDA 11.7 or on a device without; `Bounds`; what the driver says.
+    pub fn dma_buf(&self, offset: u64, len: u64) -> Result<OwnedFd, Error> {
+        const WHAT: &str = "dma-buf export";
+        let ptr = self.at(offset, len)?;
+        let device = self.context.device();
+        let export = self.context.table().cuMemGetHandleForAddressRange;
+        let Some(export) = export else { return Err(Error::Unsupported { what: WHAT }) };
+        if device.attribute(DeviceAttribute::DMA_BUF_SUPPORTED) == 0 {
+            return Err(Error::Unsupported { what: WHAT });
+        }
+        let _current = self.context.enter()?;
+        let mut fd = -1_i32;
+        let place = (&raw mut fd).cast::<c_void>();
+        // SAFETY: for a dma-buf the handle is one int, and `place` points at one; the range lies
+        // inside this memory.
+        let result = unsafe { export(place, ptr, size(len)?, MEM_RANGE_HANDLE_DMA_BUF_FD, 0) };
+        let values = || format!("{len} bytes at {ptr:#x}");
+        self.context.check("cuMemGetHandleForAddressRange", result, values)?;
+        if fd < 0 {
+            return Err(Error::Refused("the driver answered no descriptor for the dma-buf"));
+        }
+        // SAFETY: the driver made the descriptor for the caller, who owns it from here on.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    /// The address of `[offset, offset + len)`, if the range lies inside.
+    pub(super) fn at(&self, offset: u64, len: u64) -> Result<u64, OutOfBounds> {
+        if offset > self.len || len > self.len - offset {
+            return Err(OutOfBounds { offset, len, size: self.len });
+        }
+        Ok(self.ptr + offset)
+    }
+}
+
+impl Drop for DeviceMem {
+    fn drop(&mut self) {
+        let table = self.context.table();
+        match &self.backing {
+            Backing::Foreign(_) => return,
+            Backing::Virtual(_) => {}
+            Backing::Plain => {
+                if let Ok(_current) = self.context.enter() {
+                    // SAFETY: allocated by cuMemAlloc in this context, and no handle is left.
+                    let _ = unsafe { (table.cuMemFree)(self.ptr) };
+                }
+            }
+            Backing::Pool(core) => {
+                if let (Some(free), Ok(_current)) = (table.cuMemFreeAsync, self.context.enter()) {
+                    // SAFETY: allocated by cuMemAllocAsync in this stream, which lives as long as
+                    // `core`; whatever used the memory has finished, because it held a handle.
+                    let _ = unsafe { free(self.ptr, core.raw()) };
+                }
+            }
+        }
+        self.context.counters.device.fetch_sub(self.len, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for DeviceMem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceMem({} bytes at {:#x})", self.len, self.ptr)
+    }
+}
+
+/// Device memory by virtual memory management: a handle, mapped at a reserved address.
+struct Mapping {
+    context: Arc<Context>,
+    handle: Option<u64>,
+    ptr: u64,
+    bytes: usize,
+    mapped: bool,
+}
+
+impl Mapping {
+    fn new(context: &Arc<Context>, len: u64) -> Result<Self, Error> {
+        const WHAT: &str = "virtual memory management";
+        let table = context.table();
+        let (Some(granularity), Some(create), Some(reserve), Some(map), Some(set_access)) = (
+            table.cuMemGetAllocationGranularity,
+            table.cuMemCreate,
+            table.cuMemAddressReserve,
+            table.cuMemMap,
+            table.cuMemSetAccess,
+        ) else {
+            return Err(Error::Unsupported { what: WHAT });
+        };
+        let device = context.device();
+        if device.attribute(DeviceAttribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) == 0 {
+            return Err(Error::Unsupported { what: WHAT });
+        }
+        let prop = shareable(context);
+        let _current = context.enter()?;
+        let mut unit = 0;
+        // SAFETY: `unit` is a place for one size, `prop` a description as cuda.h lays it out.
+        let result =
+            unsafe { granularity(&raw mut unit, &raw const prop, MEM_GRANULARITY_MINIMUM) };
+        context.check("cuMemGetAllocationGranularity", result, String::new)?;
+        let unit = if unit.is_power_of_two() { unit as u64 } else { 2 << 20 };
+        let bytes = size(align_up(len, unit).ok_or(Error::Refused("the size overflows"))?)?;
+
+        // Undone by its drop, as far as it has got.
+        let mut new =
+            Self { context: Arc::clone(context), handle: None, ptr: 0, bytes, mapped: false };
+        let values = || format!("{bytes} bytes");
+        let mut handle = 0;
+        // SAFETY: `handle` is a place for one allocation handle, `prop` is as above.
+        let result = unsafe { create(&raw mut handle, bytes, &raw const prop, 0) };
+        context.check("cuMemCreate", result, values)?;
+        new.handle = Some(handle);
+        // SAFETY: `new.ptr` is a place for one device pointer; no address is asked for.
+        let result = unsafe { reserve(&raw mut new.ptr, bytes, 0, 0, 0) };
+        context.check("cuMemAddressReserve", result, values)?;
+        // SAFETY: the range was reserved above and is not mapped; the handle has exactly its size.
+        let result = unsafe { map(new.ptr, bytes, 0, handle, 0) };
+        context.check("cuMemMap", result, values)?;
+        new.mapped = true;
+        let location = MemLocation::device(device.raw());
+        let access = AccessDesc { location, flags: MEM_ACCESS_READ_WRITE };
+        // SAFETY: the range was mapped above; one description stands at `access`.
+        let result = unsafe { set_access(new.ptr, bytes, &raw const access, 1) };
+        context.check("cuMemSetAccess", result, values)?;
+        Ok(new)
+    }
+}
+
+fn shareable(context: &Context) -> AllocationProp {
+    let device = context.device();
+    let rdma = device.attribute(DeviceAttribute::GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) != 0;
+    AllocationProp {
+        kind: MEM_ALLOCATION_TYPE_PINNED,
+        handle_types: MEM_HANDLE_TYPE_POSIX_FD,
+        location: MemLocation::device(device.raw()),
+        win32_metadata: std::ptr::null_mut(),
+        compression: 0,
+        gpu_direct_rdma_capable: u8::from(rdma),
+        usage: 0,
+        reserved: [0; 4],
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let table = self.context.table();
+        let Ok(_current) = self.context.enter() else { return };
+        if let (true, Some(unmap)) = (self.mapped, table.cuMemUnmap) {
+            // SAFETY: this value mapped exactly this range, and no handle of the memory is left.
+            let _ = unsafe { unmap(self.ptr, self.bytes) };
+        }
+        if let (true, Some(free)) = (self.ptr != 0, table.cuMemAddressFree) {
+            // SAFETY: this value reserved exactly this range, and it is no longer mapped.
+            let _ = unsafe { free(self.ptr, self.bytes) };
+        }
+        if let (Some(handle), Some(release)) = (self.handle, table.cuMemRelease) {
+            // SAFETY: the handle was made by this value and is released once.
+            let _ = unsafe { release(handle) };
+        }
+    }
+}
+
+/// Host memory that devices read and write directly, until the last handle is gone.
+pub struct HostRegistration {
+    context: Arc<Context>,
+    host: Host,
+    /// The address that devices know the memory by.
+    device_ptr: u64,
+    len: u64,
+}
+
+enum Host {
+    Memory(Arc<HostMem>),
+    File(Arc<FileMap>),
+}
+
+impl HostRegistration {
+    /// Registers `mem` with every context of the process (portable).
+    ///
+    /// # Errors
+    /// `OUT_OF_MEMORY` where the host cannot lock so much, `HOST_MEMORY_ALREADY_REGISTERED`.
+    pub fn pin(context: &Arc<Context>, mem: Arc<HostMem>) -> Result<Self, Error> {
+        let (addr, len) = (mem.addr(), mem.len());
+        let flags = HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP;
+        let device_ptr = register(context, addr, len, flags)?;
+        context.counters.pinned.fetch_add(len, Ordering::Relaxed);
+        Ok(Self { context: Arc::clone(context), host: Host::Memory(mem), device_ptr, len })
+    }
+
+    /// Registers the mapped pages of a file for reading, with every context of the process.
+    ///
+    /// A device that cannot register read-only memory is asked to take it as it is; where the kernel
+    /// refuses that for a read-only mapping, the driver's first answer is the error.
+    ///
+    /// # Errors
+    /// `NOT_SUPPORTED`, `NOT_PERMITTED` or `INVALID_VALUE` where such pages cannot be registered.
+    pub fn map(context: &Arc<Context>, map: Arc<FileMap>) -> Result<Self, Error> {
+        let (addr, len) = (map.addr(), map.len());
+        let flags = HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP;
+        let first = register(context, addr, len, flags | HOST_REGISTER_READ_ONLY);
+        let unfit =
+            |result| matches!(result, Some(CuResult::NOT_SUPPORTED | CuResult::INVALID_VALUE));
+        let device_ptr = match first {
+            Err(error) if unfit(error.result()) => {
+                register(context, addr, len, flags).map_err(|_| error)?
+            }
+            other => other?,
+        };
+        context.counters.mapped.fetch_add(len, Ordering::Relaxed);
+        Ok(Self { context: Arc::clone(context), host: Host::File(map), device_ptr, len })
+    }
+
+    /// Length in bytes.
+    pub const fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there is no byte. Always false: an empty mapping cannot be made.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether devices may write it too.
+    pub const fn is_writable(&self) -> bool {
+        matches!(self.host, Host::Memory(_))
+    }
+
+    /// The CPU's address of `[offset, offset + len)`, if the range lies inside.
+    pub(super) fn at(&self, offset: u64, len: u64) -> Result<*mut c_void, OutOfBounds> {
+        self.check(offset, len)?;
+        let at = self.addr().as_u64() + offset;
+        Ok(std::ptr::with_exposed_provenance_mut(at as usize))
+    }
+
+    /// The device's address of `[offset, offset + len)`, if the range lies inside.
+    pub(super) fn device_at(&self, offset: u64, len: u64) -> Result<u64, OutOfBounds> {
+        self.check(offset, len)?;
+        Ok(self.device_ptr + offset)
+    }
+
+    fn check(&self, offset: u64, len: u64) -> Result<(), OutOfBounds> {
+        if offset > self.len || len > self.len - offset {
+            return Err(OutOfBounds { offset, len, size: self.len });
+        }
+        Ok(())
+    }
+
+    fn addr(&self) -> VirtAddr {
+        match &self.host {
+            Host::Memory(mem) => mem.addr(),
+            Host::File(map) => map.addr(),
+        }
+    }
+
+    fn counter(&self) -> &AtomicU64 {
+        match &self.host {
+            Host::Memory(_) => &self.context.counters.pinned,
+            Host::File(_) => &self.context.counters.mapped,
+        }
+    }
+}
+
+fn register(context: &Context, addr: VirtAddr, len: u64, flags: u32) -> Result<u64, Error> {
+    let table = context.table();
+    let (start, bytes) =
+        (std::ptr::with_exposed_provenance_mut(addr.as_u64() as usize), size(len)?);
+    let values = || format!("{len} bytes at {addr}, flags {flags:#x}");
+    let _current = context.enter()?;
+    // SAFETY: the range is a mapping that the caller's handle keeps until it is unregistered.
+    let result = unsafe { (table.cuMemHostRegister)(start, bytes, flags) };
+    context.check("cuMemHostRegister", result, values)?;
+    let mut device_ptr = 0;
+    // SAFETY: `device_ptr` is a place for one device pointer; the range was registered above.
+    let result = unsafe { (table.cuMemHostGetDevicePointer)(&raw mut device_ptr, start, 0) };
+    let answer = context.check("cuMemHostGetDevicePointer", result, values);
+    if answer.is_err() {
+        // SAFETY: registered above, and nobody knows of it yet.
+        let _ = unsafe { (table.cuMemHostUnregister)(start) };
+    }
+    answer.map(|()| device_ptr)
+}
+
+impl Drop for HostRegistration {
+    fn drop(&mut self) {
+        if let Ok(_current) = self.context.enter() {
+            let start = std::ptr::with_exposed_provenance_mut(self.addr().as_u64() as usize);
+            // SAFETY: registered by this value; operations that use it hold a handle, so none is left.
+            let _ = unsafe { (self.context.table().cuMemHostUnregister)(start) };
+        }
+        self.counter().fetch_sub(self.len, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for HostRegistration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HostRegistration({} bytes at {})", self.len, self.addr())
+    }
+}
+
+/// What the driver knows about a pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PointerInfo {
+    /// Where it points; [`MemoryType::UNKNOWN`] where the driver does not know it.
+    pub memory: MemoryType,
+    /// Whether it is managed memory, which the driver moves between host and devices.
+    pub managed: bool,
+    /// Ordinal of the device it belongs to.
+    pub device: i32,
+    /// Start of its allocation.
+    pub start: DevicePtr,
+    /// Length of its allocation in bytes.
+    pub len: u64,
+    /// Whether it belongs to the context asked, or to none (pools and virtual memory belong to none).
+    pub of_context: bool,
+}
+
+impl PointerInfo {
+    /// Asks about `ptr`. A pointer that the driver does not know is no error here.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn of(context: &Context, ptr: DevicePtr) -> Result<Self, Error> {
+        const ASKED: [PointerAttribute; 6] = [
+            PointerAttribute::CONTEXT,
+            PointerAttribute::MEMORY_TYPE,
+            PointerAttribute::IS_MANAGED,
+            PointerAttribute::DEVICE_ORDINAL,
+            PointerAttribute::RANGE_START_ADDR,
+            PointerAttribute::RANGE_SIZE,
+        ];
+        let (mut owner, mut memory, mut managed) = (RawContext::NULL, MemoryType::UNKNOWN, 0_u32);
+        let (mut device, mut start, mut len) = (-1_i32, 0_u64, 0_usize);
+        let places: [*mut c_void; 6] = [
+            (&raw mut owner).cast(),
+            (&raw mut memory).cast(),
+            (&raw mut managed).cast(),
+            (&raw mut device).cast(),
+            (&raw mut start).cast(),
+            (&raw mut len).cast(),
+        ];
+        let get = context.table().cuPointerGetAttributes;
+        let _current = context.enter()?;
+        // SAFETY: six attributes and six places, each of the type (or larger than the type) that
+        // cuda.h gives its attribute; the pointer asked about is a number that is not followed.
+        let result = unsafe { get(6, ASKED.as_ptr(), places.as_ptr(), ptr.as_u64()) };
+        context.check("cuPointerGetAttributes", result, || ptr.to_string())?;
+        Ok(Self {
+            memory,
+            managed: managed != 0,
+            device,
+            start: DevicePtr::new(start),
+            len: len as u64,
+            of_context: owner == RawContext::NULL || owner == context.raw(),
+        })
+    }
+}
+
+/// A length as the driver takes it.
+pub(super) fn size(len: u64) -> Result<usize, Error> {
+    usize::try_from(len).map_err(|_| Error::Refused("the length does not fit this address space"))
+}

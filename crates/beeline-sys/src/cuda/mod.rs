@@ -1,0 +1,27 @@
+//! The CUDA driver API, loaded at run time, behind owning handles.
+//!
+//! The manners of a guest: every call runs with the primary context of its device pushed and popped
+//! again, so the calling thread's current context stays what it was; the thread's capture mode is
+//! relaxed during the call, so that a graph capture elsewhere in the process is not disturbed; nothing
+//! here synchronises a device, a context or a stream.
+//!
+//! Memory that a queued operation touches is held by its [`Stream`] until an event behind the
+//! operation is seen done. So a copy can be queued by a safe function: whatever the caller drops, the
+//! device never writes memory that was freed.
+
+mod core;
+mod device;
+mod error;
+mod memory;
+mod module;
+mod stream;
+mod table;
+mod types;
+
+pub use core::Event;
+pub use device::{Context, Device, Driver, MemoryInfo, Usage};
+pub use error::{Error, Failure, OpenError, Version};
+pub use memory::{DeviceMem, HostRegistration, PointerInfo};
+pub use module::{Arg, BASIC, KernelSpec, Module, Param, Ptx};
+pub use stream::{ForeignStream, Stream, Word};
+pub use types::{CuResult, DeviceAttribute, MemoryType, WaitFlags};

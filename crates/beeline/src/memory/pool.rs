@@ -1,0 +1,333 @@
+//! The pinned pool: a bounded number of slots that transfers take turns with.
+//!
+//! The limit makes callers wait, it never makes them fail: whoever holds a slot gives it back without
+//! waiting for another one, so a wait for a slot always ends, or ends at its deadline.
+//!
+//! Several pools (one per device kind, one per drop-in) share one [`Budget`]. A pool keeps what it
+//! has pinned, because pinning is slow, but gives it up when another pool waits for room.
+
+use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use crate::config::{Config, SLOT_BYTES};
+use crate::error::{Error, Kind, Result};
+use crate::gpu::{Gpu, PinnedMem};
+use crate::{lock, wait_timeout};
+
+/// How much pinned memory all pools that share it may hold.
+#[derive(Debug)]
+pub struct Budget {
+    slots_max: usize,
+    state: Mutex<BudgetState>,
+    freed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct BudgetState {
+    slots: usize,
+    waiting: usize,
+    pools: Vec<Weak<Inner>>,
+}
+
+impl Budget {
+    /// A budget of its own for one engine.
+    pub fn new(config: &Config) -> Arc<Self> {
+        Arc::new(Self { slots_max: config.slots(), state: Mutex::default(), freed: Condvar::new() })
+    }
+
+    /// The budget that all shared engines of this process draw from; its size is that of the first
+    /// configuration that asked.
+    pub fn process(config: &Config) -> Arc<Self> {
+        static PROCESS: OnceLock<Arc<Budget>> = OnceLock::new();
+        Arc::clone(PROCESS.get_or_init(|| Self::new(config)))
+    }
+
+    /// Takes room for one slot, if there is some or another pool can spare an idle one.
+    fn take(&self, own: &Arc<Inner>) -> bool {
+        let pools = {
+            let mut state = lock(&self.state);
+            if state.slots < self.slots_max {
+                state.slots += 1;
+                return true;
+            }
+            state.pools.retain(|pool| pool.strong_count() > 0);
+            state.pools.clone()
+        };
+        // Outside the lock: a pool that gives up a slot unpins it and calls `give`.
+        let mut others = pools.iter().filter_map(Weak::upgrade);
+        let spared = others.any(|pool| !Arc::ptr_eq(&pool, own) && pool.spare());
+        spared && self.take_free()
+    }
+
+    fn take_free(&self) -> bool {
+        let mut state = lock(&self.state);
+        let free = state.slots < self.slots_max;
+        state.slots += usize::from(free);
+        free
+    }
+
+    fn give(&self, slots: usize) {
+        let mut state = lock(&self.state);
+        state.slots -= slots;
+        self.freed.notify_all();
+    }
+
+    fn has_waiters(&self) -> bool {
+        lock(&self.state).waiting > 0
+    }
+}
+
+/// What a pool holds now, in slots of [`SLOT_BYTES`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolUsage {
+    /// Slots pinned and waiting.
+    pub idle: usize,
+    /// Slots in use by transfers.
+    pub busy: usize,
+    /// Of the busy ones, those whose transfer was given up while the kernel or a device could still
+    /// write them.
+    pub quarantined: usize,
+    /// Most slots ever pinned at once.
+    pub peak: usize,
+    /// Most slots the budget allows.
+    pub limit: usize,
+}
+
+/// Slots of pinned memory. Cheap to clone; every clone is the same pool.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    gpu: Gpu,
+    budget: Arc<Budget>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    idle: Vec<PinnedMem>,
+    usage: PoolUsage,
+}
+
+impl Pool {
+    /// An empty pool that pins through `gpu` as slots are needed.
+    pub fn new(gpu: &Gpu, budget: Arc<Budget>) -> Self {
+        let usage = PoolUsage { limit: budget.slots_max, ..PoolUsage::default() };
+        let state = Mutex::new(State { idle: Vec::new(), usage });
+        let inner = Arc::new(Inner { gpu: gpu.clone(), budget: Arc::clone(&budget), state });
+        lock(&budget.state).pools.push(Arc::downgrade(&inner));
+        Self { inner }
+    }
+
+    /// What the pool holds now.
+    pub fn usage(&self) -> PoolUsage {
+        let state = lock(&self.inner.state);
+        PoolUsage { idle: state.idle.len(), ..state.usage }
+    }
+
+    /// Unpins every idle slot.
+    pub fn trim(&self) {
+        while self.inner.spare() {}
+    }
+
+    /// Counts `slots` busy ones as held by a transfer whose owner has given it up.
+    pub(crate) fn quarantine(&self, slots: usize) {
+        lock(&self.inner.state).usage.quarantined += slots;
+    }
+
+    /// Counts `slots` of them as finished after all.
+    pub(crate) fn unquarantine(&self, slots: usize) {
+        lock(&self.inner.state).usage.quarantined -= slots;
+    }
+
+    /// A slot, if one is idle or the budget has room.
+    ///
+    /// # Errors
+    /// What pinning says, where the budget has room and the system has not.
+    pub(crate) fn try_take(&self) -> Result<Option<Slot>> {
+        if let Some(memory) = self.inner.reuse() {
+            return Ok(Some(Slot { memory: Some(memory), pool: self.clone() }));
+        }
+        if !self.inner.budget.take(&self.inner) {
+            return Ok(None);
+        }
+        match self.inner.gpu.pin(SLOT_BYTES) {
+            Ok(memory) => {
+                let mut state = lock(&self.inner.state);
+                state.usage.busy += 1;
+                state.usage.peak = state.usage.peak.max(state.usage.busy + state.idle.len());
+                drop(state);
+                Ok(Some(Slot { memory: Some(memory), pool: self.clone() }))
+            }
+            Err(error) => {
+                self.inner.budget.give(1);
+                Err(error)
+            }
+        }
+    }
+
+    /// A slot, as soon as there is one.
+    ///
+    /// # Errors
+    /// `is_timeout` where `deadline` passes first; what pinning says.
+    pub(crate) fn take(&self, deadline: Instant) -> Result<Slot> {
+        let budget = &self.inner.budget;
+        loop {
+            if let Some(slot) = self.try_take()? {
+                return Ok(slot);
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                let usage = self.usage();
+                return Err(Error::new(
+                    Kind::Timeout,
+                    format!(
+                        "no slot of the pinned pool became free by the deadline: {} of {} in use, \
+                         {} of them by transfers that never finished",
+                        usage.busy, usage.limit, usage.quarantined
+                    ),
+                )
+                .remedy(
+                    "raise BEELINE_POOL_BYTES, or look for the file whose reads do not return",
+                ));
+            }
+            let mut state = lock(&budget.state);
+            state.waiting += 1;
+            // Short: a slot given back between the try and this lock must not cost a whole wait.
+            let span = (deadline - now).min(Duration::from_millis(5));
+            let mut state = wait_timeout(&budget.freed, state, span);
+            state.waiting -= 1;
+        }
+    }
+}
+
+impl Inner {
+    fn reuse(&self) -> Option<PinnedMem> {
+        let mut state = lock(&self.state);
+        let memory = state.idle.pop()?;
+        state.usage.busy += 1;
+        Some(memory)
+    }
+
+    /// Unpins one idle slot, if there is one.
+    fn spare(&self) -> bool {
+        let memory = lock(&self.state).idle.pop();
+        let Some(memory) = memory else { return false };
+        drop(memory);
+        self.budget.give(1);
+        true
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let idle = std::mem::take(&mut lock(&self.state).idle);
+        let slots = idle.len();
+        drop(idle);
+        self.budget.give(slots);
+    }
+}
+
+/// One slot in use. Goes back to its pool when dropped, so it is dropped only after whoever wrote or
+/// read it has finished.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    memory: Option<PinnedMem>,
+    pool: Pool,
+}
+
+impl Slot {
+    /// The memory; `None` never while the slot lives.
+    pub(crate) fn memory(&self) -> Option<&PinnedMem> {
+        self.memory.as_ref()
+    }
+}
+
+impl Slot {
+    /// Gives the memory up instead of back: whatever still uses it holds it alone, and the pool may
+    /// pin another in its place.
+    pub(crate) fn discard(mut self) {
+        let Some(memory) = self.memory.take() else { return };
+        drop(memory);
+        lock(&self.pool.inner.state).usage.busy -= 1;
+        self.pool.inner.budget.give(1);
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let Some(memory) = self.memory.take() else { return };
+        let inner = &self.pool.inner;
+        {
+            let mut state = lock(&inner.state);
+            state.usage.busy -= 1;
+            state.idle.push(memory);
+        }
+        if inner.budget.has_waiters() {
+            inner.budget.freed.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::SimConfig;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_millis(20)
+    }
+
+    fn config(slots: u64) -> Config {
+        Config { pool_bytes: slots * SLOT_BYTES, ..Config::default() }
+    }
+
+    #[test]
+    fn a_full_pool_makes_callers_wait_and_drops_leave_nothing() {
+        let gpu = Gpu::simulated(&SimConfig::default()).unwrap();
+        let pool = Pool::new(&gpu, Budget::new(&config(2)));
+        let first = pool.take(soon()).unwrap();
+        let second = pool.take(soon()).unwrap();
+        assert!(pool.take(soon()).unwrap_err().is_timeout());
+        let waiting = std::thread::spawn({
+            let pool = pool.clone();
+            move || pool.take(Instant::now() + Duration::from_secs(30)).map(drop)
+        });
+        drop(first);
+        waiting.join().unwrap().unwrap();
+        drop(second);
+        let usage = pool.usage();
+        assert_eq!((usage.idle, usage.busy, usage.peak), (2, 0, 2));
+        assert_eq!(gpu.usage().pinned, 2 * SLOT_BYTES);
+        drop(pool);
+        assert_eq!(gpu.usage().pinned, 0);
+    }
+
+    #[test]
+    fn pools_that_share_a_budget_hand_idle_slots_over() {
+        let gpu = Gpu::simulated(&SimConfig::default()).unwrap();
+        let budget = Budget::new(&config(2));
+        let one = Pool::new(&gpu, Arc::clone(&budget));
+        let two = Pool::new(&gpu, Arc::clone(&budget));
+        drop((one.take(soon()).unwrap(), one.take(soon()).unwrap()));
+        let slots = (two.take(soon()).unwrap(), two.take(soon()).unwrap());
+        assert_eq!(gpu.usage().pinned, 2 * SLOT_BYTES, "never more than the budget");
+        assert!(one.take(soon()).unwrap_err().is_timeout());
+        drop(slots);
+        one.take(soon()).unwrap();
+    }
+
+    #[test]
+    fn a_device_that_cannot_pin_says_so_and_leaves_the_budget_whole() {
+        use crate::gpu::sim::{Effect, Site};
+        let gpu = Gpu::simulated(&SimConfig::default()).unwrap();
+        let pool = Pool::new(&gpu, Budget::new(&config(2)));
+        gpu.as_sim().unwrap().faults().arm(Site::Pin, 0, Effect::Fail);
+        assert!(pool.take(soon()).unwrap_err().is_device());
+        let both = (pool.take(soon()).unwrap(), pool.take(soon()).unwrap());
+        drop(both);
+    }
+}

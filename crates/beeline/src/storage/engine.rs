@@ -1,0 +1,478 @@
+//! The engine: takes requests, keeps workers, bounds everything.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use beeline_core::plan::{Mode, Operation, Plan, StorageRequest, StorageRoute};
+use beeline_core::segment::Segment;
+use beeline_core::transfer::{Grid, split};
+
+use super::file::File;
+use super::job::{CancelToken, Job, Transfer};
+use super::worker::Worker;
+use crate::config::{Config, SLOT_BYTES};
+use crate::error::{Error, Kind, Result};
+use crate::gpu::{Buffer, DeviceId, Gpu};
+use crate::memory::{Budget, Pool, PoolUsage};
+use crate::{lock, wait_timeout};
+
+/// Bytes of a mapped chunk: registering page cache costs per call, so pieces are large.
+const MAPPED_BYTES: u64 = 64 << 20;
+/// How long a worker that only a deep thread pool needed stays without work.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long dropping an engine waits for its workers; one stuck in a system call is left behind.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// After how long in one system call a worker counts as stuck.
+const STUCK_AFTER: Duration = Duration::from_secs(1);
+
+/// What to move. Build it with [`Request::read`] or [`Request::write`], then set what differs.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Request {
+    /// Which way.
+    pub operation: Operation,
+    /// The files; segments name them by index.
+    pub files: Vec<Arc<File>>,
+    /// Which bytes go where.
+    pub segments: Vec<Segment>,
+    /// The destinations of a read, each of which gets all bytes; the one source of a write.
+    pub devices: Vec<Buffer>,
+    /// How far the plan may go.
+    pub mode: Mode,
+    /// One route by name, and no other.
+    pub route: Option<StorageRoute>,
+    /// When to give up waiting. Without one, a transfer may take as long as it makes progress.
+    pub deadline: Option<Instant>,
+    /// Cancels the transfer from elsewhere.
+    pub cancel: Option<CancelToken>,
+    /// Whether written bytes shall be on the drive before the transfer counts as done.
+    pub sync: bool,
+}
+
+impl Request {
+    /// Reads `segments` of `files` into `device`.
+    pub fn read(files: Vec<Arc<File>>, segments: Vec<Segment>, device: Buffer) -> Self {
+        Self::new(Operation::Read, files, segments, device)
+    }
+
+    /// Writes `segments` from `device` into `files`. Bytes of the files that no segment names keep
+    /// their value.
+    pub fn write(files: Vec<Arc<File>>, segments: Vec<Segment>, device: Buffer) -> Self {
+        Self::new(Operation::Write, files, segments, device)
+    }
+
+    fn new(
+        operation: Operation,
+        files: Vec<Arc<File>>,
+        segments: Vec<Segment>,
+        device: Buffer,
+    ) -> Self {
+        Self {
+            operation,
+            files,
+            segments,
+            devices: vec![device],
+            mode: Mode::Auto,
+            route: None,
+            deadline: None,
+            cancel: None,
+            sync: false,
+        }
+    }
+}
+
+/// Moves bytes between files and devices. Share it: one engine serves any number of transfers at
+/// once, within one pool and one set of threads.
+pub struct Engine {
+    shared: Arc<Shared>,
+}
+
+/// What workers, transfers and the engine itself know.
+pub(super) struct Shared {
+    pub(super) config: Config,
+    /// Where the device sits, for workers to stay near.
+    pub(super) node: Option<u32>,
+    pub(super) pool: Pool,
+    queue: Mutex<Queue>,
+    work: Condvar,
+    left: Condvar,
+    epoch: Instant,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Arc<Job>>,
+    stopping: bool,
+    workers: Vec<Arc<Mark>>,
+}
+
+/// What others see of one worker.
+#[derive(Debug, Default)]
+pub(super) struct Mark {
+    /// When it went into the system call it is in, in nanoseconds of the engine's clock; 0 outside.
+    busy_since: AtomicU64,
+    /// Set once another worker has taken its place.
+    replaced: AtomicU64,
+}
+
+impl Engine {
+    /// An engine with a pool and threads of its own, pinning memory through `gpu`.
+    pub fn new(gpu: &Gpu, config: Config) -> Self {
+        let budget = Budget::new(&config);
+        Self::with_budget(gpu, config, budget)
+    }
+
+    /// An engine that shares `budget` with others.
+    pub fn with_budget(gpu: &Gpu, config: Config, budget: Arc<Budget>) -> Self {
+        let shared = Shared {
+            node: gpu.numa_node(),
+            pool: Pool::new(gpu, budget),
+            config,
+            queue: Mutex::default(),
+            work: Condvar::new(),
+            left: Condvar::new(),
+            epoch: Instant::now(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// The engine that this process shares for `gpu`, configured by the environment.
+    pub fn shared(gpu: &Gpu) -> Arc<Self> {
+        type Engines = Mutex<Vec<(DeviceId, Arc<Engine>)>>;
+        static ENGINES: OnceLock<Engines> = OnceLock::new();
+        let mut engines = lock(ENGINES.get_or_init(Mutex::default));
+        let id = gpu.id();
+        if let Some((_, engine)) = engines.iter().find(|(known, _)| *known == id) {
+            return Arc::clone(engine);
+        }
+        let config = Config::from_env();
+        let budget = Budget::process(&config);
+        let engine = Arc::new(Self::with_budget(gpu, config, budget));
+        engines.push((id, Arc::clone(&engine)));
+        engine
+    }
+
+    /// What its pool holds now.
+    pub fn pool_usage(&self) -> PoolUsage {
+        self.shared.pool.usage()
+    }
+
+    /// Unpins the memory that no transfer is using.
+    pub fn trim(&self) {
+        self.shared.pool.trim();
+    }
+
+    /// Pins up to `bytes` of the pool now, so that no transfer has to.
+    ///
+    /// # Errors
+    /// What pinning says.
+    pub fn warm_up(&self, bytes: u64) -> Result<()> {
+        let slots = usize::try_from(bytes.div_ceil(SLOT_BYTES)).unwrap_or(usize::MAX);
+        let mut held = Vec::new();
+        while held.len() < slots.min(self.shared.config.slots()) {
+            let Some(slot) = self.shared.pool.try_take()? else { break };
+            if let Some(memory) = slot.memory() {
+                // Refusal (before Linux 5.14) costs only the page faults of the first use.
+                let _ = memory.mem().populate();
+            }
+            held.push(slot);
+        }
+        Ok(())
+    }
+
+    /// Starts `request`.
+    ///
+    /// # Errors
+    /// `is_refused` where a segment does not lie inside its file (reads) or device memory;
+    /// `is_no_route` where the plan allows no route; `is_cancelled` where the token already is.
+    pub fn submit(&self, request: Request) -> Result<Transfer> {
+        if let Some(token) = &request.cancel {
+            token.check()?;
+        }
+        check_bounds(&request)?;
+        let plans = plans(&request)?;
+        let mapped = plans.iter().any(|plan| {
+            plan.choices.first().is_some_and(|c| c.route == StorageRoute::MappedPageCache)
+        });
+        let transfer = split(&request.segments, grid(&request, mapped))
+            .map_err(|error| Error::refused("cannot plan the transfer").because(error))?;
+        let what = describe(&request);
+        let files = request.files.into_iter().zip(plans).collect();
+        let flags = (mapped, request.sync);
+        let job = Job::new(request.operation, files, request.devices, transfer, flags);
+        let job = Arc::new(job);
+        self.start(&job)?;
+        if let Some(token) = &request.cancel {
+            token.watch(&job, &self.shared);
+        }
+        let shared = Arc::clone(&self.shared);
+        Ok(Transfer { job, shared, deadline: request.deadline, what })
+    }
+
+    /// [`Self::submit`] and [`Transfer::wait`].
+    ///
+    /// # Errors
+    /// Those of both.
+    pub fn run(&self, request: Request) -> Result<super::Report> {
+        self.submit(request)?.wait()
+    }
+
+    fn start(&self, job: &Arc<Job>) -> Result<()> {
+        if job.split.chunks.is_empty() {
+            return Ok(());
+        }
+        let deep = job.files.iter().any(|(_, plan)| plan.allows(StorageRoute::ThreadPool));
+        let config = &self.shared.config;
+        let threads = if deep { config.queue_depth.max(config.threads) } else { config.threads };
+        let wanted = threads.min(job.split.chunks.len());
+        let mut queue = lock(&self.shared.queue);
+        queue.jobs.push_back(Arc::clone(job));
+        while queue.workers.len() < wanted {
+            if let Err(error) = self.shared.spawn(&mut queue) {
+                if queue.workers.is_empty() {
+                    queue.jobs.pop_back();
+                    return Err(error);
+                }
+                break; // Fewer threads than wished for still do the work.
+            }
+        }
+        drop(queue);
+        self.shared.work.notify_all();
+        Ok(())
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let jobs = {
+            let mut queue = lock(&self.shared.queue);
+            queue.stopping = true;
+            std::mem::take(&mut queue.jobs)
+        };
+        for job in jobs {
+            let error = Error::new(Kind::Cancelled, "the engine was dropped during the transfer");
+            job.stop(error, &self.shared);
+        }
+        self.shared.work.notify_all();
+        let until = Instant::now() + LEAVE_TIMEOUT;
+        let mut queue = lock(&self.shared.queue);
+        while !queue.workers.is_empty() && Instant::now() < until {
+            queue = wait_timeout(&self.shared.left, queue, Duration::from_millis(50));
+        }
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("pool", &self.pool_usage()).finish()
+    }
+}
+
+impl Shared {
+    fn spawn(self: &Arc<Self>, queue: &mut Queue) -> Result<()> {
+        let mark = Arc::new(Mark::default());
+        let worker = Worker::new(Arc::clone(self), Arc::clone(&mark));
+        std::thread::Builder::new()
+            .name("beeline-io".to_owned())
+            .spawn(move || worker.run())
+            .map_err(|error| Error::io("start an I/O thread", error))?;
+        queue.workers.push(mark);
+        Ok(())
+    }
+
+    /// The next chunk of any job, jobs taking turns. `slot` says whether the caller has a slot to
+    /// put it in, `mapped` whether it takes chunks that need none.
+    pub(super) fn claim(&self, slot: bool, mapped: bool) -> Option<(Arc<Job>, usize)> {
+        let mut queue = lock(&self.queue);
+        for _ in 0..queue.jobs.len() {
+            let job = queue.jobs.pop_front()?;
+            if !(if job.mapped { mapped } else { slot }) {
+                queue.jobs.push_back(job);
+                continue;
+            }
+            if let Some(chunk) = job.claim() {
+                queue.jobs.push_back(Arc::clone(&job));
+                return Some((job, chunk));
+            }
+            // Nothing left to claim: the job leaves the queue and finishes with its last chunk.
+        }
+        None
+    }
+
+    /// What kinds of chunks are waiting: such as need a slot, and mapped ones.
+    pub(super) fn waiting(&self) -> (bool, bool) {
+        let queue = lock(&self.queue);
+        let mapped = queue.jobs.iter().any(|job| job.mapped);
+        let slot = queue.jobs.iter().any(|job| !job.mapped);
+        (slot, mapped)
+    }
+
+    /// Waits for work. False where the worker shall leave: the engine is gone, another has its place,
+    /// or only a deep thread pool needed it.
+    pub(super) fn await_work(&self, mark: &Arc<Mark>) -> bool {
+        let since = Instant::now();
+        let mut queue = lock(&self.queue);
+        loop {
+            if queue.stopping || mark.replaced.load(Ordering::Relaxed) != 0 {
+                return false;
+            }
+            if !queue.jobs.is_empty() {
+                return true;
+            }
+            if queue.workers.len() > self.config.threads && since.elapsed() > IDLE_TIMEOUT {
+                return false;
+            }
+            queue = wait_timeout(&self.work, queue, IDLE_TIMEOUT);
+        }
+    }
+
+    pub(super) fn leave(&self, mark: &Arc<Mark>) {
+        lock(&self.queue).workers.retain(|other| !Arc::ptr_eq(other, mark));
+        self.left.notify_all();
+    }
+
+    /// A job has finished; workers that wait for its slots look again.
+    pub(super) fn job_left(&self) {
+        self.work.notify_all();
+    }
+
+    /// Puts a new worker in the place of each that has been in one system call for too long.
+    pub(super) fn replace_stuck(self: &Arc<Self>) {
+        let now = self.now();
+        let mut queue = lock(&self.queue);
+        let most = 2 * self.config.threads.max(self.config.queue_depth);
+        let stuck: Vec<Arc<Mark>> = queue
+            .workers
+            .iter()
+            .filter(|mark| mark.is_stuck(now) && mark.replaced.load(Ordering::Relaxed) == 0)
+            .cloned()
+            .collect();
+        for mark in stuck {
+            if queue.workers.len() < most && self.spawn(&mut queue).is_ok() {
+                mark.replaced.store(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Runs `call`, which may block, so that others see since when.
+    pub(super) fn blocking<T>(&self, mark: &Mark, call: impl FnOnce() -> T) -> T {
+        mark.busy_since.store(self.now().max(1), Ordering::Relaxed);
+        let out = call();
+        mark.busy_since.store(0, Ordering::Relaxed);
+        out
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Requests one worker may have in flight.
+    pub(super) fn depth_per_worker(&self) -> usize {
+        let threads = self.config.threads.max(1);
+        self.config.queue_depth.min(self.config.slots()).div_ceil(threads).max(2)
+    }
+}
+
+impl Mark {
+    fn is_stuck(&self, now: u64) -> bool {
+        let since = self.busy_since.load(Ordering::Relaxed);
+        since != 0 && Duration::from_nanos(now.saturating_sub(since)) > STUCK_AFTER
+    }
+}
+
+/// Every segment inside its file (reads) and inside each device buffer.
+fn check_bounds(request: &Request) -> Result<()> {
+    if request.devices.is_empty() || (request.devices.len() > 1 && is_write(request)) {
+        return Err(Error::refused(format!(
+            "a transfer needs one device buffer (a read may have more), not {}",
+            request.devices.len()
+        )));
+    }
+    let room = request.devices.iter().map(Buffer::len).min().unwrap_or(0);
+    for segment in &request.segments {
+        let Some(file) = request.files.get(segment.file as usize) else {
+            return Err(Error::refused(format!(
+                "{segment}: there are {} files",
+                request.files.len()
+            )));
+        };
+        if segment.device_end().is_none_or(|end| end > room) {
+            return Err(Error::refused(format!("{segment}: the device buffer has {room} bytes")));
+        }
+        let end = segment.file_end();
+        if end.is_none() || (!is_write(request) && end.is_some_and(|end| end > file.size())) {
+            return Err(Error::refused(format!(
+                "{segment}: {} has {} bytes",
+                file.path().display(),
+                file.size()
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn is_write(request: &Request) -> bool {
+    request.operation == Operation::Write
+}
+
+fn plans(request: &Request) -> Result<Vec<Plan<StorageRoute>>> {
+    let Some(device) = request.devices.first() else { return Ok(Vec::new()) };
+    let gpu = device.gpu();
+    let ask =
+        StorageRequest { operation: request.operation, mode: request.mode, route: request.route };
+    let plan = |file: &Arc<File>| {
+        let plan = file.plan(&gpu, ask);
+        if plan.choices.is_empty() { Err(no_route(file, &gpu, request, plan)) } else { Ok(plan) }
+    };
+    request.files.iter().map(plan).collect()
+}
+
+fn no_route(file: &File, gpu: &Gpu, request: &Request, plan: Plan<StorageRoute>) -> Error {
+    let asked = match request.route {
+        Some(route) => format!("route {route}"),
+        None => format!("mode {}", request.mode),
+    };
+    let text = format!(
+        "no route between {} and {} is open under {asked}",
+        file.path().display(),
+        gpu.id()
+    );
+    let wanted = |route: StorageRoute| request.route.is_none_or(|named| named == route);
+    let reasons: Vec<_> = plan
+        .rejected
+        .into_iter()
+        .filter(|rejected| wanted(rejected.route))
+        .map(|rejected| {
+            let mut why = rejected.why;
+            why.detail = match why.detail.as_str() {
+                "" => rejected.route.to_string(),
+                detail => format!("{}: {detail}", rejected.route),
+            };
+            why
+        })
+        .collect();
+    let remedy = reasons.iter().map(|why| why.code.remedy()).find(|text| !text.is_empty());
+    let error = Error::new(Kind::NoRoute, text).with_reasons(reasons);
+    match remedy {
+        Some(remedy) => error.remedy(remedy),
+        None => error,
+    }
+}
+
+fn grid(request: &Request, mapped: bool) -> Grid {
+    let block = request.files.iter().map(|file| file.block_bytes()).max().unwrap_or(4096);
+    // A write must not touch the gap between two segments, however small.
+    let block_bytes = if is_write(request) { 1 } else { block };
+    Grid { slot_bytes: if mapped { MAPPED_BYTES } else { SLOT_BYTES }, block_bytes }
+}
+
+fn describe(request: &Request) -> String {
+    let verb = if is_write(request) { "writing" } else { "reading" };
+    match request.files.as_slice() {
+        [file] => format!("{verb} {}", file.path().display()),
+        files => format!("{verb} {} files", files.len()),
+    }
+}

@@ -1,0 +1,361 @@
+//! One request under way: what is claimed, what is finished, who waits.
+
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::time::{Duration, Instant};
+
+use beeline_core::plan::{Operation, Plan, StorageRoute};
+use beeline_core::transfer::{self, Chunk, Piece};
+
+use super::engine::Shared;
+use super::file::File;
+use super::report::{Report, RouteReport};
+use crate::error::{Error, Kind, Result};
+use crate::gpu::Buffer;
+use crate::{lock, wait_timeout};
+
+/// A request, split and planned, shared by the workers that carry it out.
+pub(super) struct Job {
+    pub(super) operation: Operation,
+    pub(super) files: Vec<(Arc<File>, Plan<StorageRoute>)>,
+    /// Every byte goes to each of them (one for a write).
+    pub(super) devices: Vec<Buffer>,
+    pub(super) split: transfer::Transfer,
+    /// Whether chunks are mapped file pages, which need no slot of the pool.
+    pub(super) mapped: bool,
+    /// Whether written bytes shall be on the drive before the transfer counts as done.
+    pub(super) sync: bool,
+    started_at: Instant,
+    state: Mutex<State>,
+    done: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    claimed: usize,
+    finished: usize,
+    stopped: bool,
+    synced: bool,
+    error: Option<Error>,
+    /// Slots of the pool that hold bytes of this job.
+    slots: usize,
+    abandoned: bool,
+    report: Report,
+    last_progress: Option<Instant>,
+    finished_at: Option<Instant>,
+}
+
+impl Job {
+    pub(super) fn new(
+        operation: Operation,
+        files: Vec<(Arc<File>, Plan<StorageRoute>)>,
+        devices: Vec<Buffer>,
+        split: transfer::Transfer,
+        (mapped, sync): (bool, bool),
+    ) -> Self {
+        let now = Instant::now();
+        let state =
+            State { finished_at: split.chunks.is_empty().then_some(now), ..State::default() };
+        Self {
+            operation,
+            files,
+            devices,
+            split,
+            mapped,
+            sync,
+            started_at: now,
+            state: Mutex::new(state),
+            done: Condvar::new(),
+        }
+    }
+
+    /// The next chunk to work on, if any is left.
+    pub(super) fn claim(&self) -> Option<usize> {
+        let mut state = lock(&self.state);
+        if state.stopped || state.claimed == self.split.chunks.len() {
+            return None;
+        }
+        state.claimed += 1;
+        Some(state.claimed - 1)
+    }
+
+    /// Whether nobody wants the rest any more.
+    pub(super) fn is_stopped(&self) -> bool {
+        lock(&self.state).stopped
+    }
+
+    pub(super) fn chunk(&self, index: usize) -> Option<(&Chunk, &[Piece], &Arc<File>)> {
+        let chunk = self.split.chunks.get(index)?;
+        let pieces = self.split.pieces.get(chunk.pieces.clone())?;
+        let (file, _) = self.files.get(chunk.file as usize)?;
+        Some((chunk, pieces, file))
+    }
+
+    pub(super) fn plan(&self, chunk: &Chunk) -> Option<&Plan<StorageRoute>> {
+        self.files.get(chunk.file as usize).map(|(_, plan)| plan)
+    }
+
+    pub(super) fn hold_slot(&self) {
+        lock(&self.state).slots += 1;
+    }
+
+    /// A chunk is finished, well or badly; `slot` says whether it held a slot, which its caller gives
+    /// back after this call.
+    pub(super) fn finish(&self, outcome: Result<RouteReport>, slot: bool, shared: &Shared) {
+        let mut state = lock(&self.state);
+        state.finished += 1;
+        if slot {
+            state.slots -= 1;
+            if state.abandoned {
+                shared.pool.unquarantine(1);
+            }
+        }
+        match outcome {
+            Ok(part) => {
+                state.report.bytes += part.bytes;
+                state.report.add(part);
+                state.last_progress = Some(Instant::now());
+            }
+            Err(error) => state.stop(error),
+        }
+        self.settle(state, shared);
+    }
+
+    /// Ends the job with `error` once what is in flight has finished.
+    pub(super) fn stop(&self, error: Error, shared: &Shared) {
+        let mut state = lock(&self.state);
+        if state.finished_at.is_none() {
+            state.stop(error);
+        }
+        self.settle(state, shared);
+    }
+
+    /// Marks the job finished if it is, after writing back where that was asked for.
+    fn settle<'a>(&'a self, mut state: MutexGuard<'a, State>, shared: &Shared) {
+        let all = state.stopped || state.claimed == self.split.chunks.len();
+        if !all || state.finished != state.claimed || state.finished_at.is_some() {
+            return;
+        }
+        if self.sync && !state.stopped && !std::mem::replace(&mut state.synced, true) {
+            drop(state);
+            let synced = self.write_back();
+            state = lock(&self.state);
+            if let Err(error) = synced {
+                state.stop(error);
+            }
+        }
+        state.finished_at = Some(Instant::now());
+        self.done.notify_all();
+        drop(state);
+        shared.job_left();
+    }
+
+    fn write_back(&self) -> Result<()> {
+        self.files.iter().try_for_each(|(file, _)| {
+            rustix::fs::fdatasync(&**file.buffered())
+                .map_err(|error| Error::at("flush", file.path(), error.into()))
+        })
+    }
+}
+
+impl State {
+    fn stop(&mut self, error: Error) {
+        self.stopped = true;
+        self.error.get_or_insert(error);
+    }
+}
+
+/// How far a transfer is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes that have arrived.
+    pub done: u64,
+    /// Bytes asked for.
+    pub total: u64,
+}
+
+/// A transfer under way. Dropping it cancels what has not started; what is in flight finishes on its
+/// own and keeps its memory until then.
+pub struct Transfer {
+    pub(super) job: Arc<Job>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) deadline: Option<Instant>,
+    pub(super) what: String,
+}
+
+impl Transfer {
+    /// How far it is.
+    pub fn progress(&self) -> Progress {
+        Progress { done: lock(&self.job.state).report.bytes, total: self.job.split.bytes }
+    }
+
+    /// Whether [`Self::wait`] would return at once.
+    pub fn is_finished(&self) -> bool {
+        lock(&self.job.state).finished_at.is_some()
+    }
+
+    /// Starts nothing more of it. [`Self::wait`] then returns an error with `is_cancelled`, once
+    /// what is in flight has finished.
+    pub fn cancel(&self) {
+        self.job.stop(cancelled(), &self.shared);
+    }
+
+    /// Waits for up to `span` and says whether the transfer has finished.
+    pub fn wait_for(&self, span: Duration) -> bool {
+        let until = Instant::now() + span;
+        let mut state = lock(&self.job.state);
+        loop {
+            let now = Instant::now();
+            if state.finished_at.is_some() || now >= until {
+                return state.finished_at.is_some();
+            }
+            state = wait_timeout(&self.job.done, state, until - now);
+        }
+    }
+
+    /// Waits until the transfer has finished.
+    ///
+    /// # Errors
+    /// The first failure of any chunk; `is_cancelled`; `is_timeout` where the deadline passes, or
+    /// nothing has finished for [`crate::config::Config::stall_timeout`]. After a timeout, bytes of
+    /// the destination may still change until the chunks in flight have finished.
+    pub fn wait(self) -> Result<Report> {
+        self.wait_with(|_| {})
+    }
+
+    /// [`Self::wait`], calling `tick` about ten times a second with how far the transfer is.
+    ///
+    /// # Errors
+    /// Those of [`Self::wait`].
+    pub fn wait_with(self, mut tick: impl FnMut(Progress)) -> Result<Report> {
+        loop {
+            if self.wait_for(Duration::from_millis(100)) {
+                return self.result();
+            }
+            tick(self.progress());
+            let now = Instant::now();
+            let last = lock(&self.job.state).last_progress.unwrap_or(self.job.started_at);
+            let stalled = now.saturating_duration_since(last);
+            if stalled > Duration::from_secs(1) {
+                self.shared.replace_stuck();
+            }
+            if self.deadline.is_some_and(|deadline| now >= deadline) {
+                return Err(self.abandon("did not finish by its deadline"));
+            }
+            if self.deadline.is_none() && stalled > self.shared.config.stall_timeout {
+                let text = format!("made no progress for {:.0} s", stalled.as_secs_f64());
+                return Err(self.abandon(&text));
+            }
+        }
+    }
+
+    fn result(&self) -> Result<Report> {
+        let mut state = lock(&self.job.state);
+        if let Some(error) = state.error.take() {
+            return Err(error);
+        }
+        let mut report = std::mem::take(&mut state.report);
+        let end = state.finished_at.unwrap_or_else(Instant::now);
+        report.elapsed = end.saturating_duration_since(self.job.started_at);
+        Ok(report)
+    }
+
+    /// Gives up the wait: what is in flight stays with the workers, and is counted.
+    fn abandon(&self, why: &str) -> Error {
+        let mut state = lock(&self.job.state);
+        state.stopped = true;
+        let in_flight = state.claimed - state.finished;
+        if !std::mem::replace(&mut state.abandoned, true) {
+            self.shared.pool.quarantine(state.slots);
+        }
+        let total = self.job.split.bytes;
+        Error::new(
+            Kind::Timeout,
+            format!(
+                "{} {why}: {} of {total} bytes had arrived, {in_flight} chunks are still in flight \
+                 and their buffers stay quarantined",
+                self.what, state.report.bytes
+            ),
+        )
+        .remedy("look for a drive or network file system that does not answer")
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        if !self.is_finished() {
+            self.cancel();
+        }
+    }
+}
+
+impl fmt::Debug for Transfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transfer").field("what", &self.what).field("at", &self.progress()).finish()
+    }
+}
+
+fn cancelled() -> Error {
+    Error::new(Kind::Cancelled, "the transfer was cancelled")
+}
+
+/// Cancels every transfer it was given to, also those that start later. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct CancelToken {
+    inner: Arc<Mutex<Token>>,
+}
+
+#[derive(Default)]
+struct Token {
+    cancelled: bool,
+    jobs: Vec<(Weak<Job>, Weak<Shared>)>,
+}
+
+impl CancelToken {
+    /// A token that is not cancelled.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Cancels.
+    pub fn cancel(&self) {
+        let jobs = {
+            let mut token = lock(&self.inner);
+            token.cancelled = true;
+            std::mem::take(&mut token.jobs)
+        };
+        for (job, shared) in jobs {
+            if let Some((job, shared)) = job.upgrade().zip(shared.upgrade()) {
+                job.stop(cancelled(), &shared);
+            }
+        }
+    }
+
+    /// Whether [`Self::cancel`] was called.
+    pub fn is_cancelled(&self) -> bool {
+        lock(&self.inner).cancelled
+    }
+
+    /// # Errors
+    /// `is_cancelled` where the token is.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.is_cancelled() { Err(cancelled()) } else { Ok(()) }
+    }
+
+    pub(super) fn watch(&self, job: &Arc<Job>, shared: &Arc<Shared>) {
+        let mut token = lock(&self.inner);
+        token.jobs.retain(|(job, _)| job.strong_count() > 0);
+        token.jobs.push((Arc::downgrade(job), Arc::downgrade(shared)));
+        let already = token.cancelled;
+        drop(token);
+        if already {
+            job.stop(cancelled(), shared);
+        }
+    }
+}
+
+impl fmt::Debug for CancelToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CancelToken({})", self.is_cancelled())
+    }
+}

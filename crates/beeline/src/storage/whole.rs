@@ -1,0 +1,218 @@
+//! Writing a whole file so that its name always has either the old contents or the new.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags};
+
+use super::file::File;
+use crate::error::{Error, Result};
+
+/// A file being written under no name, or a temporary one, that takes its name in [`Self::commit`].
+///
+/// Dropped before that, it leaves nothing behind and the old file as it was. Where the file system
+/// has nameless files (`O_TMPFILE`), not even killing the process leaves a temporary file.
+#[derive(Debug)]
+pub struct WholeFile {
+    file: Arc<File>,
+    target: PathBuf,
+    /// The temporary name, while there is one.
+    temporary: Option<PathBuf>,
+}
+
+impl WholeFile {
+    /// Prepares to write `size` bytes to `path`, all of which are reserved on the drive now.
+    ///
+    /// A symbolic link is followed. An existing file keeps its permissions; a new one gets `mode`
+    /// less the process's umask.
+    ///
+    /// # Errors
+    /// `is_refused` where `path` names something other than a regular file; what the system says,
+    /// `ENOSPC` where there is not enough room: the old file is untouched then.
+    pub fn create(path: impl AsRef<Path>, size: u64, mode: u32) -> Result<Self> {
+        let path = path.as_ref();
+        let (target, exact) = match fs::metadata(path) {
+            Ok(meta) if !meta.is_file() => {
+                return Err(Error::refused(format!("{} is not a regular file", path.display()))
+                    .remedy("name a file to write"));
+            }
+            Ok(meta) => {
+                use std::os::unix::fs::PermissionsExt;
+                let target = fs::canonicalize(path).map_err(|e| Error::at("resolve", path, e))?;
+                (target, Some(meta.permissions().mode() & 0o7777))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => (path.to_owned(), None),
+            Err(error) => return Err(Error::at("examine", path, error)),
+        };
+        let (fd, temporary) = open_temporary(&target, exact.unwrap_or(mode))?;
+        let mut part = PartWritten { temporary };
+        if let Some(exact) = exact {
+            rustix::fs::fchmod(&fd, Mode::from_raw_mode(exact))
+                .map_err(|error| Error::at("set the permissions of", &target, error.into()))?;
+        }
+        reserve(&fd, size, &target)?;
+        let file = Arc::new(File::from_fd(fd, &target, true)?);
+        Ok(Self { file, target, temporary: part.temporary.take() })
+    }
+
+    /// The file to write into.
+    pub const fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+
+    /// Sets the permission bits that the file will have, whatever those of the old one are.
+    ///
+    /// # Errors
+    /// What `fchmod(2)` says.
+    pub fn set_mode(&self, mode: u32) -> Result<()> {
+        rustix::fs::fchmod(&**self.file.buffered(), Mode::from_raw_mode(mode & 0o7777))
+            .map_err(|error| Error::at("set the permissions of", &self.target, error.into()))
+    }
+
+    /// Gives the file its name, in one step that no reader can see half of. With `sync`, the bytes
+    /// and the name are on the drive when this returns.
+    ///
+    /// # Errors
+    /// What the system says; the old file is untouched then.
+    pub fn commit(mut self, sync: bool) -> Result<()> {
+        let fail = |error: io::Error| Error::at("replace", &self.target, error);
+        if sync {
+            rustix::fs::fsync(&**self.file.buffered()).map_err(|e| fail(e.into()))?;
+        }
+        let temporary = match self.temporary.take() {
+            Some(name) => name,
+            None => link(&**self.file.buffered(), &self.target).map_err(fail)?,
+        };
+        if let Err(error) = fs::rename(&temporary, &self.target) {
+            let error = fail(error);
+            self.temporary = Some(temporary); // Dropping `self` removes it.
+            return Err(error);
+        }
+        if sync && let Ok(folder) = fs::File::open(folder_of(&self.target)) {
+            folder.sync_all().map_err(fail)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for WholeFile {
+    fn drop(&mut self) {
+        drop(PartWritten { temporary: self.temporary.take() });
+    }
+}
+
+/// Removes a temporary name unless it was taken out.
+struct PartWritten {
+    temporary: Option<PathBuf>,
+}
+
+impl Drop for PartWritten {
+    fn drop(&mut self) {
+        if let Some(name) = self.temporary.take() {
+            // Nothing can be done about a failure here, and the name says what it is.
+            let _ = fs::remove_file(name);
+        }
+    }
+}
+
+/// A new file in the folder of `target`: nameless where that works, else with a name to remove.
+fn open_temporary(target: &Path, mode: u32) -> Result<(OwnedFd, Option<PathBuf>)> {
+    let folder = folder_of(target);
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let mode = Mode::from_raw_mode(mode & 0o7777);
+    if let Ok(fd) = rustix::fs::open(folder, flags | OFlags::TMPFILE, mode) {
+        return Ok((fd, None));
+    }
+    for _ in 0..100 {
+        let name = temporary_name(target);
+        match rustix::fs::open(&name, flags | OFlags::CREATE | OFlags::EXCL, mode) {
+            Ok(fd) => return Ok((fd, Some(name))),
+            Err(rustix::io::Errno::EXIST) => {}
+            Err(error) => return Err(Error::at("create a file in", folder, error.into())),
+        }
+    }
+    Err(Error::at("create a file in", folder, io::ErrorKind::AlreadyExists.into()))
+}
+
+fn reserve(fd: &OwnedFd, size: u64, target: &Path) -> Result<()> {
+    use rustix::io::Errno;
+
+    if size == 0 {
+        return Ok(());
+    }
+    let fail = |error: Errno| {
+        Error::io(
+            format_args!("reserve {size} bytes for {}", target.display()),
+            io::Error::from(error),
+        )
+    };
+    match rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, size) {
+        Ok(()) => Ok(()),
+        // The file system cannot reserve; a lack of room then shows while writing.
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => rustix::fs::ftruncate(fd, size).map_err(fail),
+        Err(error) => Err(fail(error)),
+    }
+}
+
+/// Gives a nameless file a temporary name beside `target`.
+fn link(fd: impl AsFd, target: &Path) -> io::Result<PathBuf> {
+    let source = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
+    for _ in 0..100 {
+        let name = temporary_name(target);
+        match rustix::fs::linkat(CWD, &source, CWD, &name, AtFlags::SYMLINK_FOLLOW) {
+            Ok(()) => return Ok(name),
+            Err(rustix::io::Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+fn temporary_name(target: &Path) -> PathBuf {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let mut name = std::ffi::OsString::from(".");
+    name.push(target.file_name().unwrap_or_default());
+    name.push(format!(".beeline-{}-{number}", std::process::id()));
+    folder_of(target).join(name)
+}
+
+fn folder_of(target: &Path) -> &Path {
+    match target.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_left_of_a_file_that_was_never_committed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, b"old").unwrap();
+        drop(WholeFile::create(&path, 1 << 20, 0o644).unwrap());
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+        WholeFile::create(&path, 4, 0o600).unwrap().commit(true).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), [0; 4]);
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_lack_of_room_is_known_before_the_first_byte() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, b"old").unwrap();
+        let error = WholeFile::create(&path, 1 << 60, 0o644).unwrap_err();
+        assert!(error.errno().is_some(), "{error:?}");
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        assert!(WholeFile::create(folder.path(), 1, 0o644).unwrap_err().is_refused());
+    }
+}

@@ -1,0 +1,256 @@
+//! The devices, and everything that was given out.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use beeline::Error;
+use beeline::config::SimConfig;
+use beeline::gpu::sim::{Effect, Site};
+use beeline::gpu::{Buffer, Event, Gpu, PinnedMem, Stream};
+
+use crate::ffi::Cu;
+use crate::settings::Settings;
+
+/// What capture mode a thread starts with (`CU_STREAM_CAPTURE_MODE_GLOBAL`), and the relaxed one.
+const MODE_GLOBAL: i32 = 0;
+const MODE_RELAXED: i32 = 2;
+
+pub(crate) struct Driver {
+    pub(crate) settings: Settings,
+    pub(crate) devices: Vec<Device>,
+    pub(crate) objects: Mutex<Objects>,
+    pub(crate) copies: AtomicI64,
+    pub(crate) pageable: AtomicI64,
+    next: AtomicU64,
+    /// The stream that is being captured, and whether somebody spoilt the capture.
+    pub(crate) capture: Mutex<Option<(u64, bool)>>,
+}
+
+pub(crate) struct Device {
+    pub(crate) gpu: Gpu,
+    /// Number among all devices, before `CUDA_VISIBLE_DEVICES`.
+    pub(crate) physical: u32,
+    pub(crate) retained: AtomicI32,
+    /// What every call answers since the device was lost; 0 while it is not.
+    lost: AtomicI32,
+}
+
+/// By handle or address.
+#[derive(Default)]
+pub(crate) struct Objects {
+    pub(crate) memory: BTreeMap<u64, DeviceMemory>,
+    pub(crate) host: BTreeMap<u64, PinnedMem>,
+    pub(crate) streams: HashMap<u64, (usize, Arc<Stream>)>,
+    pub(crate) events: HashMap<u64, (usize, Option<Event>)>,
+    pub(crate) modules: HashMap<u64, Vec<String>>,
+    pub(crate) functions: HashMap<u64, String>,
+    pub(crate) physical: HashMap<u64, Physical>,
+}
+
+#[derive(Clone)]
+pub(crate) struct DeviceMemory {
+    pub(crate) buffer: Buffer,
+    pub(crate) device: usize,
+    pub(crate) kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Plain,
+    Pool,
+    Managed,
+    /// Reserved addresses with this handle mapped.
+    Virtual,
+}
+
+/// An allocation of virtual memory management. The simulated device knows an address for it from the
+/// start, so that is the one a reservation of this size gets.
+pub(crate) struct Physical {
+    pub(crate) buffer: Buffer,
+    pub(crate) device: usize,
+    pub(crate) reserved: bool,
+    pub(crate) mapped: bool,
+    pub(crate) rdma: bool,
+}
+
+thread_local! {
+    static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    static MODE: Cell<i32> = const { Cell::new(MODE_GLOBAL) };
+}
+
+static DRIVER: OnceLock<Driver> = OnceLock::new();
+
+/// The driver, after `cuInit`.
+pub(crate) fn driver() -> Result<&'static Driver, Cu> {
+    DRIVER.get().ok_or(Cu::NOT_INITIALIZED)
+}
+
+/// Starts the driver, once.
+pub(crate) fn start() -> Result<(), Cu> {
+    let settings = Settings::from_env();
+    if settings.init != 0 {
+        return Err(Cu(settings.init));
+    }
+    if DRIVER.get().is_some() {
+        return Ok(());
+    }
+    let made = Driver::new(settings)?;
+    if made.devices.is_empty() {
+        return Err(Cu::NO_DEVICE);
+    }
+    DRIVER.get_or_init(|| made);
+    Ok(())
+}
+
+impl Driver {
+    fn new(settings: Settings) -> Result<Self, Cu> {
+        let mut config = SimConfig::default();
+        config.memory_bytes = settings.memory_bytes;
+        let mut devices = Vec::new();
+        for physical in visible(&settings) {
+            let gpu = Gpu::simulated(&config).map_err(|_| Cu::OUT_OF_MEMORY)?;
+            if let (0, Some(after)) = (physical, settings.lose_after_copies) {
+                gpu.as_sim().ok_or(Cu::UNKNOWN)?.faults().arm(Site::Copy, after, Effect::Lose);
+            }
+            let (retained, lost) = (AtomicI32::new(0), AtomicI32::new(0));
+            devices.push(Device { gpu, physical, retained, lost });
+        }
+        Ok(Self {
+            settings,
+            devices,
+            objects: Mutex::default(),
+            copies: AtomicI64::new(0),
+            pageable: AtomicI64::new(0),
+            next: AtomicU64::new(0x1000),
+            capture: Mutex::new(None),
+        })
+    }
+
+    pub(crate) fn device(&self, ordinal: i32) -> Result<&Device, Cu> {
+        let index = usize::try_from(ordinal).map_err(|_| Cu::INVALID_DEVICE)?;
+        self.devices.get(index).ok_or(Cu::INVALID_DEVICE)
+    }
+
+    /// A number that no other object has.
+    pub(crate) fn handle(&self) -> u64 {
+        self.next.fetch_add(8, Ordering::Relaxed)
+    }
+
+    pub(crate) fn objects(&self) -> MutexGuard<'_, Objects> {
+        lock(&self.objects)
+    }
+
+    /// The device whose context is current, unless it was lost.
+    pub(crate) fn current(&self) -> Result<usize, Cu> {
+        let index = top().ok_or(Cu::INVALID_CONTEXT)?;
+        match self.devices.get(index).map(|device| device.lost.load(Ordering::Relaxed)) {
+            Some(0) => Ok(index),
+            Some(lost) => Err(Cu(lost)),
+            None => Err(Cu::INVALID_CONTEXT),
+        }
+    }
+
+    /// [`Self::current`], for a call that spoils a capture anywhere unless the thread is relaxed.
+    pub(crate) fn current_unsafe(&self) -> Result<usize, Cu> {
+        if let Some((_, spoilt)) = &mut *lock(&self.capture)
+            && MODE.get() != MODE_RELAXED
+        {
+            *spoilt = true;
+            return Err(Cu::CAPTURE_UNSUPPORTED);
+        }
+        self.current()
+    }
+
+    /// What a failure of the simulated device is called here; one of the device itself lasts.
+    pub(crate) fn code(&self, index: usize, error: &Error) -> Cu {
+        if error.is_out_of_memory() {
+            return Cu::OUT_OF_MEMORY;
+        }
+        if !error.is_device() {
+            return Cu::INVALID_VALUE;
+        }
+        if let Some(device) = self.devices.get(index) {
+            device.lost.store(self.settings.lost, Ordering::Relaxed);
+        }
+        Cu(self.settings.lost)
+    }
+
+    /// The stream behind a handle, 0 to 2 being the default streams of the current device.
+    pub(crate) fn stream(&self, handle: u64) -> Result<(usize, Arc<Stream>), Cu> {
+        let current = self.current()?;
+        let default = handle <= 2;
+        let key = if default { current as u64 } else { handle };
+        let mut objects = self.objects();
+        if let Some((device, stream)) = objects.streams.get(&key) {
+            if *device != current {
+                return Err(Cu::INVALID_CONTEXT);
+            }
+            return Ok((*device, Arc::clone(stream)));
+        }
+        if !default {
+            return Err(Cu::INVALID_HANDLE);
+        }
+        let made = self.devices.get(current).ok_or(Cu::INVALID_CONTEXT)?.gpu.stream();
+        let made = Arc::new(made.map_err(|error| self.code(current, &error))?);
+        objects.streams.insert(key, (current, Arc::clone(&made)));
+        Ok((current, made))
+    }
+}
+
+impl Objects {
+    /// The device memory that holds `[ptr, ptr + len)`, and where in it the range starts.
+    pub(crate) fn device_memory(&self, ptr: u64, len: u64) -> Result<(&DeviceMemory, u64), Cu> {
+        let (start, memory) = self.memory.range(..=ptr).next_back().ok_or(Cu::INVALID_VALUE)?;
+        let offset = ptr - start;
+        let size = memory.buffer.len();
+        if offset > size || len > size - offset || (len == 0 && offset == size) {
+            return Err(Cu::INVALID_VALUE);
+        }
+        Ok((memory, offset))
+    }
+
+    /// The registered host memory that holds `[ptr, ptr + len)`, and where in it the range starts.
+    pub(crate) fn host_memory(&self, ptr: u64, len: u64) -> Option<(&PinnedMem, u64)> {
+        let (start, memory) = self.host.range(..=ptr).next_back()?;
+        let offset = ptr - start;
+        (offset < memory.len() && len <= memory.len() - offset).then_some((memory, offset))
+    }
+}
+
+/// Physical numbers of the devices that `CUDA_VISIBLE_DEVICES` leaves, in its order; as the driver
+/// does, the list ends at the first entry that names nothing.
+fn visible(settings: &Settings) -> Vec<u32> {
+    let Some(names) = &settings.visible else { return (0..settings.devices).collect() };
+    let find = |name: &String| {
+        (0..settings.devices).find(|device| {
+            *name == device.to_string() || *name == crate::device::uuid_text(settings, *device)
+        })
+    };
+    names.iter().map_while(find).collect()
+}
+
+pub(crate) fn top() -> Option<usize> {
+    STACK.with_borrow(|stack| stack.last().copied())
+}
+
+pub(crate) fn push(index: usize) {
+    STACK.with_borrow_mut(|stack| stack.push(index));
+}
+
+pub(crate) fn pop() -> Option<usize> {
+    STACK.with_borrow_mut(Vec::pop)
+}
+
+pub(crate) fn depth() -> usize {
+    STACK.with_borrow(Vec::len)
+}
+
+pub(crate) fn mode() -> &'static std::thread::LocalKey<Cell<i32>> {
+    &MODE
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,240 @@
+//! Streams, events, copies and stream memory operations.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use beeline::gpu::{Compare, Stream};
+
+use crate::device::{context_index, handle_of};
+use crate::ffi::{Cu, Out, export};
+use crate::memory::borrow;
+use crate::state::{Driver, driver, lock};
+
+export! {
+    fn cuStreamCreate(stream: Out<u64>, flags: u32) {
+        let driver = driver()?;
+        let index = driver.current()?;
+        if flags > 1 { return Err(Cu::INVALID_VALUE); }
+        let made = driver.devices[index].gpu.stream().map_err(|e| driver.code(index, &e))?;
+        let handle = driver.handle();
+        driver.objects().streams.insert(handle, (index, Arc::new(made)));
+        stream.set(handle)
+    }
+
+    fn cuStreamDestroy_v2(stream: u64) {
+        driver()?.objects().streams.remove(&stream).map(drop).ok_or(Cu::INVALID_HANDLE)
+    }
+
+    fn cuStreamGetCtx(stream: u64, context: Out<*mut c_void>) {
+        let index = match driver()?.objects().streams.get(&stream) {
+            Some((index, _)) => *index,
+            None if stream <= 2 => driver()?.current()?,
+            None => return Err(Cu::INVALID_HANDLE),
+        };
+        context.set(handle_of(index))
+    }
+
+    fn cuStreamIsCapturing(stream: u64, status: Out<i32>) {
+        let driver = driver()?;
+        driver.stream(stream)?;
+        status.set(match *lock(&driver.capture) {
+            Some((captured, spoilt)) if captured == stream => 1 + i32::from(spoilt),
+            _ => 0,
+        })
+    }
+
+    fn cuStreamWaitEvent(stream: u64, event: u64, flags: u32) {
+        let driver = driver()?;
+        let (index, stream) = driver.stream(stream)?;
+        if flags != 0 { return Err(Cu::INVALID_VALUE); }
+        let recorded = driver.objects().events.get(&event).ok_or(Cu::INVALID_HANDLE)?.1.clone();
+        // An event that was never recorded is done.
+        let Some(recorded) = recorded else { return Ok(()) };
+        stream.wait_event(&recorded).map_err(|error| driver.code(index, &error))
+    }
+
+    fn cuEventCreate(event: Out<u64>, flags: u32) {
+        let driver = driver()?;
+        let index = driver.current()?;
+        if flags > 7 { return Err(Cu::INVALID_VALUE); }
+        let handle = driver.handle();
+        driver.objects().events.insert(handle, (index, None));
+        event.set(handle)
+    }
+
+    fn cuEventDestroy_v2(event: u64) {
+        driver()?.objects().events.remove(&event).map(drop).ok_or(Cu::INVALID_HANDLE)
+    }
+
+    fn cuEventRecord(event: u64, stream: u64) {
+        let driver = driver()?;
+        let (index, stream) = driver.stream(stream)?;
+        let known = driver.objects().events.get(&event).map(|(device, _)| *device);
+        if known.ok_or(Cu::INVALID_HANDLE)? != index { return Err(Cu::INVALID_HANDLE); }
+        let recorded = stream.record().map_err(|error| driver.code(index, &error))?;
+        driver.objects().events.insert(event, (index, Some(recorded)));
+        Ok(())
+    }
+
+    fn cuEventQuery(event: u64) {
+        let driver = driver()?;
+        driver.current_unsafe()?;
+        let known = driver.objects().events.get(&event).cloned();
+        let (index, recorded) = known.ok_or(Cu::INVALID_HANDLE)?;
+        match recorded.map_or(Ok(true), |recorded| recorded.is_done()) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Cu::NOT_READY),
+            Err(error) => Err(driver.code(index, &error)),
+        }
+    }
+
+    fn cuMemcpyHtoDAsync_v2(dst: u64, src: *const c_void, len: usize, stream: u64) {
+        host_copy(driver()?, dst, src.cast_mut(), len as u64, stream, true)
+    }
+
+    fn cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: u64, len: usize, stream: u64) {
+        host_copy(driver()?, src, dst, len as u64, stream, false)
+    }
+
+    fn cuMemcpyDtoDAsync_v2(dst: u64, src: u64, len: usize, stream: u64) {
+        let (to, from) = device_copy(driver()?, dst, src, len as u64, stream)?;
+        let overlap = dst.abs_diff(src) < len as u64;
+        if to != from || overlap { return Err(Cu::INVALID_VALUE); }
+        Ok(())
+    }
+
+    fn cuMemcpyPeerAsync(
+        dst: u64, to: *mut c_void, src: u64, from: *mut c_void, len: usize, stream: u64,
+    ) {
+        let contexts = (context_index(to)?, context_index(from)?);
+        if device_copy(driver()?, dst, src, len as u64, stream)? != contexts {
+            return Err(Cu::INVALID_VALUE);
+        }
+        Ok(())
+    }
+
+    fn cuMemsetD8Async(dst: u64, value: u8, len: usize, stream: u64) {
+        let driver = driver()?;
+        let (index, stream) = driver.stream(stream)?;
+        let (memory, offset) = {
+            let objects = driver.objects();
+            let (memory, offset) = objects.device_memory(dst, len as u64)?;
+            (memory.buffer.clone(), offset)
+        };
+        stream.fill(&memory, offset, len as u64, value).map_err(|e| driver.code(index, &e))
+    }
+
+    fn cuStreamWriteValue32_v2(stream: u64, addr: u64, value: u32, flags: u32) {
+        if flags != 0 { return Err(Cu::INVALID_VALUE); }
+        word(driver()?, stream, addr, Word::Write(value))
+    }
+
+    fn cuStreamWaitValue32_v2(stream: u64, addr: u64, value: u32, flags: u32) {
+        let compare = match flags {
+            0 => Compare::GreaterOrEqual,
+            1 => Compare::Equal,
+            2 => Compare::AnyBit,
+            3 if !driver()?.settings.lacks("nor") => Compare::Nor,
+            3 => return Err(Cu::NOT_SUPPORTED),
+            _ => return Err(Cu::INVALID_VALUE),
+        };
+        word(driver()?, stream, addr, Word::Wait(value, compare))
+    }
+}
+
+/// A copy between `host` and device memory at `ptr`; `into` the device or out of it.
+fn host_copy(
+    driver: &Driver,
+    ptr: u64,
+    host: *mut c_void,
+    len: u64,
+    stream: u64,
+    into: bool,
+) -> Result<(), Cu> {
+    let (index, stream) = driver.stream(stream)?;
+    let (memory, at, registered) = {
+        let objects = driver.objects();
+        let (memory, at) = objects.device_memory(ptr, len)?;
+        let registered = objects.host_memory(host.addr() as u64, len);
+        (memory.buffer.clone(), at, registered.map(|(pinned, from)| (pinned.clone(), from)))
+    };
+    driver.copies.fetch_add(1, Ordering::Relaxed);
+    let pageable = registered.is_none();
+    let (pinned, from) = match registered {
+        Some(known) => known,
+        None => (borrow(driver, index, host, len as usize)?, 0),
+    };
+    let queued = if into {
+        stream.copy_to_device(&memory, at, &pinned, from, len)
+    } else {
+        stream.copy_to_host(&pinned, from, &memory, at, len)
+    };
+    queued.map_err(|error| driver.code(index, &error))?;
+    if pageable {
+        // The memory may be gone after the call, so the copy is made now.
+        driver.pageable.fetch_add(1, Ordering::Relaxed);
+        finish(driver, index, &stream)?;
+    }
+    Ok(())
+}
+
+fn finish(driver: &Driver, index: usize, stream: &Stream) -> Result<(), Cu> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    stream.synchronize(deadline).map_err(|error| driver.code(index, &error))
+}
+
+/// Queues a copy between device memories; answers the devices of both.
+fn device_copy(
+    driver: &Driver,
+    dst: u64,
+    src: u64,
+    len: u64,
+    stream: u64,
+) -> Result<(usize, usize), Cu> {
+    let (index, stream) = driver.stream(stream)?;
+    let (to, from) = {
+        let objects = driver.objects();
+        let (to, to_at) = objects.device_memory(dst, len)?;
+        let (from, from_at) = objects.device_memory(src, len)?;
+        ((to.clone(), to_at), (from.clone(), from_at))
+    };
+    driver.copies.fetch_add(1, Ordering::Relaxed);
+    stream
+        .copy_on_device(&to.0.buffer, to.1, &from.0.buffer, from.1, len)
+        .map_err(|error| driver.code(index, &error))?;
+    Ok((to.0.device, from.0.device))
+}
+
+enum Word {
+    Write(u32),
+    Wait(u32, Compare),
+}
+
+fn word(driver: &Driver, stream: u64, addr: u64, operation: Word) -> Result<(), Cu> {
+    let (index, stream) = driver.stream(stream)?;
+    let (device, host) = {
+        let objects = driver.objects();
+        let device = objects.device_memory(addr, 4).ok();
+        let host = objects.host_memory(addr, 4);
+        (
+            device.map(|(memory, at)| (memory.buffer.clone(), at)),
+            host.map(|(memory, at)| (memory.clone(), at)),
+        )
+    };
+    let queued = match (operation, device, host) {
+        (Word::Write(value), Some((memory, at)), _) => stream.write_value(&memory, at, value),
+        (Word::Write(value), None, Some((memory, at))) => {
+            stream.write_host_value(&memory, at, value)
+        }
+        (Word::Wait(value, compare), Some((memory, at)), _) => {
+            stream.wait_value(&memory, at, value, compare)
+        }
+        (Word::Wait(value, compare), None, Some((memory, at))) => {
+            stream.wait_host_value(&memory, at, value, compare)
+        }
+        (_, None, None) => return Err(Cu::INVALID_VALUE),
+    };
+    queued.map_err(|error| driver.code(index, &error))
+}

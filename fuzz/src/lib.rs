@@ -1,0 +1,238 @@
+//! What is fuzzed, as plain functions: each takes any bytes, and panics where the code under test
+//! breaks a promise.
+//!
+//! [`TARGETS`] lists them for `smoke`, which runs on stable Rust. `fuzz_targets/` gives each to
+//! libFuzzer under cargo-fuzz. A new target is a function here, a row in the table, a file in
+//! `fuzz_targets/` and some inputs in `seeds/`.
+
+pub mod mutate;
+
+#[path = "../../crates/beeline-core/tests/common/mod.rs"]
+mod common;
+
+use std::path::{Component, Path};
+
+use beeline_core::addr::ByteRange;
+use beeline_core::model::{Header, Index, Layout, Pattern, Selection, Slice};
+use beeline_core::segment::Segment;
+use beeline_core::transfer::{CHUNKS_MAX, Grid, split, split_write};
+use mutate::Frame;
+
+/// One thing that is fuzzed.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Its name, also that of its folder in `seeds/`.
+    pub name: &'static str,
+    /// Runs one input; panics where a promise is broken.
+    pub run: fn(&[u8]),
+    /// What holds a mutated input together.
+    pub frame: Frame,
+    /// Pieces of its language, which random bytes would hardly hit upon.
+    pub dictionary: &'static [&'static str],
+}
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    Target {
+        name: "safetensors_header",
+        run: safetensors_header,
+        frame: Frame::LengthPrefixed,
+        dictionary: HEADER_WORDS,
+    },
+    Target {
+        name: "safetensors_index",
+        run: safetensors_index,
+        frame: Frame::Plain,
+        dictionary: INDEX_WORDS,
+    },
+    Target { name: "glob", run: glob, frame: Frame::Plain, dictionary: GLOB_WORDS },
+    Target { name: "transfer", run: transfer, frame: Frame::Plain, dictionary: &[] },
+];
+
+const HEADER_WORDS: &[&str] = &[
+    "\"__metadata__\"",
+    "\"dtype\"",
+    "\"shape\"",
+    "\"data_offsets\"",
+    "\"F32\"",
+    "\"BF16\"",
+    "\"F4\"",
+    "\"F6_E2M3\"",
+    "\"C64\"",
+    "\"F99\"",
+    "[]",
+    "[0]",
+    "[2,3]",
+    "[0,0]",
+    "[0,16]",
+    "{}",
+    "null",
+    "true",
+    "\"\\ud800\"",
+    "\"\\u0061\"",
+    "1e3",
+    "-0",
+    "1.0",
+    ",",
+    ":",
+    " \n\t",
+    "18446744073709551615",
+    "9223372036854775807",
+    "[1,1,1,1,1,1,1,1]",
+    "{\"a\":{\"a\":[[[]]]}}",
+    "\"w\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]},",
+];
+
+const INDEX_WORDS: &[&str] = &[
+    "\"weight_map\"",
+    "\"metadata\"",
+    "\"total_size\"",
+    "\"a\":\"m-1.safetensors\",",
+    "\"..\"",
+    "\"../x\"",
+    "\"/\"",
+    "\"\\u0000\"",
+    "\"\\\\\"",
+    "{}",
+    "[]",
+    "null",
+    "1e300",
+    "7.0",
+    "-1",
+    "18446744073709551616",
+    ",",
+    ":",
+];
+
+const GLOB_WORDS: &[&str] = &[
+    "*",
+    "**",
+    "?",
+    "[",
+    "]",
+    "[!",
+    "[a-z]",
+    "[]]",
+    "[!]]",
+    "[-a]",
+    "a-",
+    "\n",
+    "model.layers.",
+    ".weight",
+    "é",
+];
+
+/// A whole file: judged as the reference implementation judges it, and laid out, whole and in the
+/// shares of three ranks, so that every byte arrives in its place.
+pub fn safetensors_header(data: &[u8]) {
+    common::reference::compare(data);
+    let Ok(header) = Header::parse_file(data) else { return };
+    let _ = header.misaligned();
+    let files = [data.to_vec()];
+    let ranks = (0..3).filter_map(|rank| Slice::rank(rank, 3).ok());
+    for slice in ranks.chain([Slice::whole()]) {
+        let selected = match Selection::all().rows(slice).select(&[&header]) {
+            Ok(selected) => selected,
+            Err(error) => {
+                assert!(slice != Slice::whole(), "a whole load is always possible: {error}");
+                continue;
+            }
+        };
+        let layout = Layout::new(&selected).unwrap_or_else(|error| panic!("{error}"));
+        common::check_layout(&layout, &selected, &files);
+    }
+}
+
+/// The text of an index: what it names stays in its directory, and what it holds is found.
+pub fn safetensors_index(data: &[u8]) {
+    let index = match Index::parse(data) {
+        Ok(index) => index,
+        Err(error) => {
+            assert!(!error.to_string().contains(char::is_control));
+            return;
+        }
+    };
+    for shard in index.shards() {
+        let parts: Vec<_> = Path::new(&**shard).components().collect();
+        assert!(matches!(parts[..], [Component::Normal(_)]), "{shard:?} leaves the directory");
+    }
+    for (tensor, shard) in index.weights() {
+        assert_eq!(index.shard_of(tensor), Some(shard));
+        assert!((shard as usize) < index.shards().len());
+    }
+    let listing = index.check_listing(index.shards().iter().map(|shard| &**shard));
+    assert!(listing.is_ok_and(|findings| findings.is_empty()));
+    let empty: &[Header] = &[];
+    assert_eq!(index.check(&empty.iter().collect::<Vec<_>>()).is_ok(), index.shards().is_empty());
+}
+
+/// A pattern, a newline, and a name: what matches still matches when both are made wider.
+pub fn glob(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let (pattern, name) = text.split_once('\n').unwrap_or((&text, ""));
+    assert!(Pattern::exact(name).matches(name));
+    assert!(!Pattern::exact(name).matches(&format!("{name}x")));
+    let Ok(glob) = Pattern::glob(pattern) else { return };
+    let matches = glob.matches(name);
+    let wider = [
+        (format!("{pattern}*"), format!("{name}tail")),
+        (format!("*{pattern}"), format!("head{name}")),
+        (format!("{pattern}?"), format!("{name}é")),
+        (format!("x{pattern}"), format!("x{name}")),
+    ];
+    for (pattern, name) in wider {
+        if let Ok(glob) = Pattern::glob(&pattern) {
+            assert!(!matches || glob.matches(&name), "{pattern:?} should match {name:?}");
+        }
+    }
+}
+
+/// Splits a request into chunks: two bytes of grid, then 18 bytes a segment (file and shape of its
+/// numbers, file offset, device offset, length as 8, 4 and 4 bytes).
+///
+/// Promises: whatever is accepted goes exactly once, inside its buffer, on the grid; writes never
+/// share a page between a direct and a buffered part.
+pub fn transfer(data: &[u8]) {
+    let Some((&[slot, block], rest)) = data.split_first_chunk() else { return };
+    // Large slots, so that an input is a handful of chunks and not a million.
+    let grid = Grid { slot_bytes: 1 << (12 + slot % 16), block_bytes: 1 << (block % 28) };
+    let segments: Vec<Segment> = rest.chunks_exact(18).filter_map(segment).collect();
+    let chunks =
+        segments.iter().map(|part| part.len / grid.slot_bytes).fold(0, u64::saturating_add);
+    if (10_000..CHUNKS_MAX as u64).contains(&chunks) {
+        return; // Right, but it takes the time of a thousand other inputs.
+    }
+    let Ok(transfer) = split(&segments, grid) else { return };
+    let mut moved = 0;
+    for chunk in &transfer.chunks {
+        assert!(chunk.span.contains(chunk.want) && chunk.span.len <= grid.slot_bytes);
+        assert!(chunk.span.start.is_multiple_of(grid.block_bytes));
+        assert!(chunk.span.len.is_multiple_of(grid.block_bytes));
+        let pieces = &transfer.pieces[chunk.pieces.clone()];
+        assert_eq!(pieces.iter().map(|piece| piece.len).sum::<u64>(), chunk.bytes);
+        for piece in pieces {
+            let start = chunk.span.start + piece.slot_offset;
+            assert!(chunk.want.contains(ByteRange { start, len: piece.len }));
+        }
+        moved += chunk.bytes;
+        let parts = split_write(chunk.want, 4096);
+        assert_eq!(parts.head.len + parts.middle.len + parts.tail.len, chunk.want.len);
+        assert!(parts.middle.is_empty() || parts.middle.start.is_multiple_of(4096));
+        assert!(parts.middle.is_empty() || parts.middle.len.is_multiple_of(4096));
+    }
+    assert_eq!(moved, transfer.bytes);
+    assert_eq!(moved, segments.iter().map(|part| part.len).sum::<u64>());
+}
+
+fn segment(bytes: &[u8]) -> Option<Segment> {
+    let (&[file, shape], rest) = bytes.split_first_chunk()?;
+    let (offset, rest) = rest.split_first_chunk::<8>()?;
+    let (device, rest) = rest.split_first_chunk::<4>()?;
+    let len = u64::from(u32::from_le_bytes(*rest.first_chunk()?));
+    // Mostly numbers that fit each other; sometimes such as only an attacker would write.
+    let wild = shape & 7 == 0;
+    let file_offset = u64::from_le_bytes(*offset) >> if wild { 0 } else { 32 };
+    let len = if wild { len << 32 } else { len >> 14 };
+    let device_offset = u64::from(u32::from_le_bytes(*device));
+    Some(Segment { file: u32::from(file % 3), file_offset, device_offset, len })
+}
