@@ -7,8 +7,13 @@
 
 pub mod mutate;
 
+#[path = "connected.rs"]
+mod connected_target;
+
 #[path = "../../crates/beeline-core/tests/common/mod.rs"]
 mod common;
+
+extern crate alloc;
 
 use std::path::{Component, Path};
 
@@ -16,6 +21,8 @@ use beeline_core::addr::ByteRange;
 use beeline_core::model::{Header, Index, Layout, Pattern, Selection, Slice};
 use beeline_core::segment::Segment;
 use beeline_core::transfer::{CHUNKS_MAX, Grid, split, split_write};
+// By the names that the shared test files use.
+use beeline_core::{addr, mr, rc, roce, time};
 use mutate::Frame;
 
 /// One thing that is fuzzed.
@@ -47,6 +54,7 @@ pub const TARGETS: &[Target] = &[
     },
     Target { name: "glob", run: glob, frame: Frame::Plain, dictionary: GLOB_WORDS },
     Target { name: "transfer", run: transfer, frame: Frame::Plain, dictionary: &[] },
+    Target { name: "connected", run: connected, frame: Frame::Plain, dictionary: &[] },
 ];
 
 const HEADER_WORDS: &[&str] = &[
@@ -235,4 +243,10 @@ fn segment(bytes: &[u8]) -> Option<Segment> {
     let len = if wild { len << 32 } else { len >> 14 };
     let device_offset = u64::from(u32::from_le_bytes(*device));
     Some(Segment { file: u32::from(file % 3), file_offset, device_offset, len })
+}
+
+/// Choices for packets, work requests and disturbances between two connected queue pairs: nothing
+/// panics, and no byte is touched outside a granted region.
+pub fn connected(data: &[u8]) {
+    connected_target::run(data);
 }

@@ -27,6 +27,7 @@ pub(crate) fn serve(address: &str, port: &str, link: Option<&str>) -> Result<()>
     let listener = TcpListener::bind((local, port.parse()?))?;
     loop {
         let (stream, _) = listener.accept()?;
+        stream.set_nodelay(true)?;
         let mut out = stream.try_clone()?;
         let mut agent = None;
         for line in BufReader::new(stream).lines() {
@@ -38,7 +39,8 @@ pub(crate) fn serve(address: &str, port: &str, link: Option<&str>) -> Result<()>
                 Ok(answer) => answer,
                 Err(error) => format!("err {error}"),
             };
-            writeln!(out, "{answer}")?;
+            // In one piece: two small segments would wait for each other's ACK.
+            out.write_all(format!("{answer}\n").as_bytes())?;
         }
         let counters = nic.open().counters();
         println!(

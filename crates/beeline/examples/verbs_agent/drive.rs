@@ -305,7 +305,7 @@ impl Agent {
     }
 
     fn ask(&mut self, line: &str) -> Result<String> {
-        writeln!(self.output, "{line}")?;
+        self.output.write_all(format!("{line}\n").as_bytes())?;
         let mut answer = String::new();
         if self.input.read_line(&mut answer)? == 0 {
             return Err(format!("{} hung up after `{line}`", self.name).into());
