@@ -172,6 +172,12 @@ impl Requester {
         self.line.front().is_some_and(|packet| packet.datagram.is_some())
     }
 
+    /// Whether a READ or atomic before work request `number` is not done.
+    fn reads_before(&self, number: u64) -> bool {
+        let before = number.saturating_sub(self.base) as usize;
+        self.queue.iter().take(before).any(|wqe| wqe.wr.op.is_read_or_atomic())
+    }
+
     /// Goes back to the oldest packet not acknowledged.
     pub(super) fn go_back(&mut self, shared: &mut Shared) {
         shared.counters.repeats += 1;
@@ -311,14 +317,15 @@ impl Qp {
         }
         let (number, packet, next) = (req.cursor_wqe, req.cursor_packet, req.next_psn);
         let fresh = number == req.numbered;
-        // A fenced work request waits until earlier READs and atomics are done (IBA 10.8.3.3).
-        let earlier = req.queue.iter().take(number.saturating_sub(req.base) as usize);
-        let reads_before = fresh && earlier.into_iter().any(|wqe| wqe.wr.op.is_read_or_atomic());
         let una = req.una;
-        let Some(wqe) = req.wqe_mut(number) else { return false };
-        if wqe.fault.is_some() || (wqe.wr.fence && reads_before) {
+        let fenced = fresh && req.wqe(number).is_some_and(|wqe| wqe.wr.fence);
+        // A fenced work request waits until earlier READs and atomics are done (IBA 10.8.3.3).
+        if fenced && req.reads_before(number) {
             return false;
         }
+        let Some(wqe) = req.wqe_mut(number).filter(|wqe| wqe.fault.is_none()) else {
+            return false;
+        };
         let (first, packets) = (*wqe.first.get_or_insert(next), wqe.packets);
         if fresh {
             req.numbered += 1;

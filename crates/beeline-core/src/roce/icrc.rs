@@ -86,16 +86,18 @@ pub fn verify(path: &Path, datagram: &[u8]) -> Option<Strength> {
 
 fn compute(path: &Path, identification: u16, body: &[u8]) -> u32 {
     let udp_len = (8 + body.len() + ICRC_LEN) as u16;
-    let mut crc = crc32fast::Hasher::new();
+    // Everything that is masked, in one piece: many short updates would cost more than the payload.
+    let mut head = Masked { bytes: [0; MASKED_MAX], len: 0 };
     // Eight bytes of ones stand for the InfiniBand local route header (A17.3.3).
-    crc.update(&[0xff; 8]);
+    head.put(&[0xff; 8]);
     match (path.src, path.dst) {
         (IpAddr::V6(src), IpAddr::V6(dst)) => {
-            let [len_high, len_low] = udp_len.to_be_bytes();
             // Traffic class, flow label and hop limit are masked.
-            crc.update(&[0x6f, 0xff, 0xff, 0xff, len_high, len_low, 17, 0xff]);
-            crc.update(&src.octets());
-            crc.update(&dst.octets());
+            head.put(&[0x6f, 0xff, 0xff, 0xff]);
+            head.put(&udp_len.to_be_bytes());
+            head.put(&[17, 0xff]);
+            head.put(&src.octets());
+            head.put(&dst.octets());
         }
         (src, dst) => {
             let v4 = |ip: IpAddr| match ip {
@@ -103,28 +105,50 @@ fn compute(path: &Path, identification: u16, body: &[u8]) -> u32 {
                 // Families never mix in a path that a link made; such a packet fails the check.
                 IpAddr::V6(_) => [0; 4],
             };
-            let [len_high, len_low] = udp_len.wrapping_add(20).to_be_bytes();
-            let [id_high, id_low] = identification.to_be_bytes();
             // Type of service, time to live and header checksum are masked.
-            crc.update(&[0x45, 0xff, len_high, len_low, id_high, id_low, 0x40, 0]);
-            crc.update(&[0xff, 17, 0xff, 0xff]);
-            crc.update(&v4(src));
-            crc.update(&v4(dst));
+            head.put(&[0x45, 0xff]);
+            head.put(&udp_len.wrapping_add(20).to_be_bytes());
+            head.put(&identification.to_be_bytes());
+            head.put(&[0x40, 0, 0xff, 17, 0xff, 0xff]);
+            head.put(&v4(src));
+            head.put(&v4(dst));
         }
     }
-    let [src_high, src_low] = path.src_port.to_be_bytes();
-    let [dst_high, dst_low] = UDP_PORT.to_be_bytes();
-    let [len_high, len_low] = udp_len.to_be_bytes();
-    crc.update(&[src_high, src_low, dst_high, dst_low, len_high, len_low, 0xff, 0xff]);
-    match body.split_first_chunk::<5>() {
+    head.put(&path.src_port.to_be_bytes());
+    head.put(&UDP_PORT.to_be_bytes());
+    head.put(&udp_len.to_be_bytes());
+    head.put(&[0xff, 0xff]);
+    let rest = match body.split_first_chunk::<5>() {
         Some((&[b0, b1, b2, b3, _], rest)) => {
             // The congestion byte of the BTH is masked (A17.3.3, "resv8a").
-            crc.update(&[b0, b1, b2, b3, 0xff]);
-            crc.update(rest);
+            head.put(&[b0, b1, b2, b3, 0xff]);
+            rest
         }
-        None => crc.update(body),
-    }
+        None => body,
+    };
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(head.bytes.get(..head.len).unwrap_or(&head.bytes));
+    crc.update(rest);
     crc.finalize()
+}
+
+/// Ones, an IPv6 header, a UDP header, and the start of a BTH.
+const MASKED_MAX: usize = 8 + 40 + 8 + 5;
+
+struct Masked {
+    bytes: [u8; MASKED_MAX],
+    len: usize,
+}
+
+impl Masked {
+    /// Appends `from`; what is put together above always fits.
+    fn put(&mut self, from: &[u8]) {
+        let end = self.len + from.len();
+        if let Some(into) = self.bytes.get_mut(self.len..end) {
+            into.copy_from_slice(from);
+            self.len = end;
+        }
+    }
 }
 
 /// CRC-32 polynomial, least significant bit first.
