@@ -204,8 +204,7 @@ fn receive(
         buffer.clear();
         vectors[i].iov_base = buffer.as_mut_ptr().cast();
         vectors[i].iov_len = buffer.capacity();
-        let len = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
-        headers[i].msg_hdr = message(&mut names[i], len, &mut vectors[i]);
+        headers[i].msg_hdr = message(&mut names[i], NAME_LEN, &mut vectors[i]);
     }
     // SAFETY: the first `count` headers point at names and vectors on this stack frame, and the vectors
     // at the whole capacity of buffers borrowed exclusively; all outlive the call, which keeps none.
@@ -229,10 +228,16 @@ fn receive(
     Ok(received)
 }
 
-const EMPTY_NAME: libc::sockaddr_storage = {
-    // SAFETY: plain bytes of which every pattern, all zero too, is a value.
-    unsafe { MaybeUninit::zeroed().assume_init() }
+/// An address of either family: a `sockaddr_in6` also has room for a `sockaddr_in`, and is a quarter of a
+/// `sockaddr_storage`, which would have to be cleared for every call.
+const EMPTY_NAME: libc::sockaddr_in6 = libc::sockaddr_in6 {
+    sin6_family: 0,
+    sin6_port: 0,
+    sin6_flowinfo: 0,
+    sin6_addr: libc::in6_addr { s6_addr: [0; 16] },
+    sin6_scope_id: 0,
 };
+const NAME_LEN: libc::socklen_t = size_of::<libc::sockaddr_in6>() as libc::socklen_t;
 const EMPTY_VECTOR: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 const EMPTY_HEADER: libc::mmsghdr = {
     // SAFETY: integers and pointers, for which zero is a value.
@@ -240,7 +245,7 @@ const EMPTY_HEADER: libc::mmsghdr = {
 };
 
 fn message(
-    name: &mut libc::sockaddr_storage,
+    name: &mut libc::sockaddr_in6,
     name_len: libc::socklen_t,
     vector: &mut libc::iovec,
 ) -> libc::msghdr {
@@ -252,20 +257,20 @@ fn message(
     header
 }
 
-/// An address as the kernel takes it, and its length.
-fn encode(address: &SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
-    let mut storage = EMPTY_NAME;
+/// An address of either family as the kernel takes it, and its length.
+fn encode(address: &SocketAddr) -> (libc::sockaddr_in6, libc::socklen_t) {
     match address {
         SocketAddr::V4(v4) => {
-            let name = libc::sockaddr_in {
+            let v4 = libc::sockaddr_in {
                 sin_family: libc::AF_INET as libc::sa_family_t,
                 sin_port: v4.port().to_be(),
                 sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
                 sin_zero: [0; 8],
             };
-            // SAFETY: `sockaddr_storage` is at least as large and as aligned as every other sockaddr.
-            unsafe { std::ptr::from_mut(&mut storage).cast::<libc::sockaddr_in>().write(name) };
-            (storage, size_of::<libc::sockaddr_in>() as libc::socklen_t)
+            let mut name = EMPTY_NAME;
+            // SAFETY: a `sockaddr_in6` is larger than a `sockaddr_in` and as aligned.
+            unsafe { std::ptr::from_mut(&mut name).cast::<libc::sockaddr_in>().write(v4) };
+            (name, size_of::<libc::sockaddr_in>() as libc::socklen_t)
         }
         SocketAddr::V6(v6) => {
             let name = libc::sockaddr_in6 {
@@ -275,26 +280,22 @@ fn encode(address: &SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
                 sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
                 sin6_scope_id: v6.scope_id(),
             };
-            // SAFETY: `sockaddr_storage` is at least as large and as aligned as every other sockaddr.
-            unsafe { std::ptr::from_mut(&mut storage).cast::<libc::sockaddr_in6>().write(name) };
-            (storage, size_of::<libc::sockaddr_in6>() as libc::socklen_t)
+            (name, NAME_LEN)
         }
     }
 }
 
-fn decode(name: &libc::sockaddr_storage) -> Option<SocketAddr> {
-    match i32::from(name.ss_family) {
+fn decode(name: &libc::sockaddr_in6) -> Option<SocketAddr> {
+    match i32::from(name.sin6_family) {
         libc::AF_INET => {
-            // SAFETY: the family says that the storage holds a `sockaddr_in`, which is plain bytes.
+            // SAFETY: the family says that a `sockaddr_in`, plain bytes and smaller, lies there.
             let v4 = unsafe { std::ptr::from_ref(name).cast::<libc::sockaddr_in>().read() };
             let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
             Some(SocketAddr::V4(SocketAddrV4::new(ip, u16::from_be(v4.sin_port))))
         }
         libc::AF_INET6 => {
-            // SAFETY: the family says that the storage holds a `sockaddr_in6`, which is plain bytes.
-            let v6 = unsafe { std::ptr::from_ref(name).cast::<libc::sockaddr_in6>().read() };
-            let (ip, port) = (v6.sin6_addr.s6_addr.into(), u16::from_be(v6.sin6_port));
-            Some(SocketAddr::V6(SocketAddrV6::new(ip, port, 0, v6.sin6_scope_id)))
+            let (ip, port) = (name.sin6_addr.s6_addr.into(), u16::from_be(name.sin6_port));
+            Some(SocketAddr::V6(SocketAddrV6::new(ip, port, 0, name.sin6_scope_id)))
         }
         _ => None,
     }
