@@ -184,12 +184,17 @@ static void cmd_poll(FILE *out, long ms)
 
 static void cmd_check(FILE *out, uint64_t offset, uint64_t len, unsigned seed)
 {
+	uint64_t first = len, last = 0, count = 0;
 	for (uint64_t i = 0; i < len; i++)
 		if (mem[offset + i] != pattern(i, seed)) {
-			fprintf(out, "bad byte %" PRIu64 "\n", i);
-			return;
+			first = count++ ? first : i;
+			last = i;
 		}
-	fprintf(out, "ok\n");
+	if (count)
+		fprintf(out, "bad byte %" PRIu64 ": %u for %u, %" PRIu64 " bad up to %" PRIu64 "\n",
+			first, mem[offset + first], pattern(first, seed), count, last);
+	else
+		fprintf(out, "ok\n");
 }
 
 static int is(const char *word, const char *name) { return !strcmp(word, name); }

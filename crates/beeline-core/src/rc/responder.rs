@@ -25,6 +25,10 @@ const WRITES_MAX: usize = 512;
 #[derive(Debug)]
 pub(super) struct Responder {
     pub(super) expected: Psn,
+    /// The last SEND or WRITE packet executed: what a repeated one is acknowledged with. An ACK never
+    /// names a READ or an atomic, whose only answer is its data: Linux rdma_rxe would take the READ as
+    /// done without it.
+    acknowledged: Psn,
     /// Message sequence number: messages executed, 24 bits (IBA 9.7.7.1).
     pub(super) msn: u32,
     /// Whether the peer was told what is expected; it is told once (IBA 9.7.5.2.7).
@@ -91,6 +95,7 @@ impl Responder {
     pub(super) fn new() -> Self {
         Self {
             expected: Psn::default(),
+            acknowledged: Psn::default(),
             msn: 0,
             nak_sent: false,
             current: None,
@@ -200,7 +205,7 @@ impl Qp {
         let saved = self.resp.saved.iter().find(|saved| psn.ahead_of(saved.first) < saved.packets);
         match (packet.layout.operation, saved.copied()) {
             (Operation::Send | Operation::Write, _) => {
-                self.answer(Syndrome::ACK, self.resp.expected.before());
+                self.answer(Syndrome::ACK, self.resp.acknowledged);
             }
             (Operation::ReadRequest, Some(Saved { first, what: SavedWhat::Read(was), .. })) => {
                 let Some(reth) = packet.head.reth else { return };
@@ -491,9 +496,11 @@ impl Qp {
         if layout.place.ends() {
             self.resp.msn_next();
         }
-        let data_answers = !matches!(layout.operation, Operation::Send | Operation::Write);
-        if bth.ack_request && !data_answers {
-            self.answer(Syndrome::ACK, bth.psn);
+        if matches!(layout.operation, Operation::Send | Operation::Write) {
+            self.resp.acknowledged = bth.psn;
+            if bth.ack_request {
+                self.answer(Syndrome::ACK, bth.psn);
+            }
         }
     }
 

@@ -28,11 +28,6 @@ impl Psn {
         Self(self.0.wrapping_add(packets) & MASK)
     }
 
-    /// The number before.
-    pub const fn before(self) -> Self {
-        self.add(MASK)
-    }
-
     /// Packets from `earlier` up to `self`, negative when `self` is the earlier one; between -2^23
     /// and 2^23 - 1.
     pub const fn since(self, earlier: Self) -> i32 {
@@ -76,7 +71,6 @@ mod tests {
             assert_eq!(Psn::new(a).since(Psn::new(b)), expected, "{a:#x} since {b:#x}");
         }
         assert_eq!(Psn::new(MASK).add(1), Psn::new(0));
-        assert_eq!(Psn::new(0).before(), Psn::new(MASK));
         assert_eq!(Psn::new(2).ahead_of(Psn::new(MASK)), 3);
     }
 }

@@ -20,6 +20,7 @@ const WAIT_MS: u32 = 60_000;
 struct Options {
     mtus: Vec<u32>,
     sizes: Vec<u64>,
+    bursts: u32,
     errors: bool,
     misaligned: bool,
     timeout: u32,
@@ -43,7 +44,10 @@ pub(crate) fn drive(first: &str, second: &str, words: &[&str]) -> Result<()> {
                 .map_err(|error| format!("mtu {mtu}, {size} bytes: {error}"))?;
         }
         cases += atomics(&mut a, &mut b).map_err(|error| format!("mtu {mtu}: {error}"))?;
-        cases += burst(&mut a, &mut b).map_err(|error| format!("mtu {mtu}, burst: {error}"))?;
+        for round in 0..options.bursts {
+            let done = burst(&mut a, &mut b);
+            cases += done.map_err(|error| format!("mtu {mtu}, burst {round}: {error}"))?;
+        }
         println!("  mtu {mtu}: ok in {:.1} s", round.elapsed().as_secs_f64());
     }
     println!(
@@ -57,6 +61,7 @@ fn options(words: &[&str]) -> Result<Options> {
     let mut options = Options {
         mtus: vec![256, 512, 1024, 2048, 4096],
         sizes: vec![64 * KIB],
+        bursts: 1,
         errors: false,
         misaligned: false,
         timeout: 14,
@@ -70,6 +75,7 @@ fn options(words: &[&str]) -> Result<Options> {
         match *word {
             "--mtu" => options.mtus = list(value()?)?.into_iter().map(|mtu| mtu as u32).collect(),
             "--sizes" => options.sizes = list(value()?)?,
+            "--bursts" => options.bursts = value()?.parse()?,
             "--timeout" => options.timeout = value()?.parse()?,
             "--errors" => options.errors = true,
             "--misaligned" => options.misaligned = true,

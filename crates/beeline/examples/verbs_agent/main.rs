@@ -8,6 +8,7 @@
 //! ```text
 //! verbs_agent serve ADDRESS PORT [udp|raw]
 //! verbs_agent drive ADDRESS:PORT ADDRESS:PORT [--mtu N,..] [--sizes N,..] [--errors | --misaligned] [--timeout T]
+//!     [--bursts N]
 //! ```
 #![allow(clippy::print_stdout, clippy::print_stderr, clippy::unwrap_used, clippy::exit)]
 

@@ -718,3 +718,34 @@ fn a_write_with_immediate_consumes_a_receive_and_leaves_its_buffer_alone() {
     assert_eq!(world.bytes(1, inbox)[..], [0; 64]);
     assert!(world.bytes(1, remote)[..3000].iter().all(|byte| *byte == 9));
 }
+
+/// A repeated WRITE in front of a READ is acknowledged by its own number, not by the READ's.
+#[test]
+fn an_ack_never_names_a_read() {
+    let (mut world, local, remote) = world();
+    world.send(0, write(1, local, remote, 8));
+    world.send(0, read(2, local, remote, 8));
+    let mut sent = Vec::new();
+    for _ in 0..2 {
+        while let Some(op) = world.sides[0].engine.poll_memory() {
+            world.sides[0].engine.handle_memory_done(op.token, op.buffer, Ok(0));
+        }
+        sent.push(world.sides[0].engine.poll_transmit(world.now).unwrap().datagram);
+    }
+    let repeated = sent[0].clone();
+    for datagram in sent.into_iter().chain([repeated]) {
+        world.inject(1, datagram);
+    }
+    let mut acks = Vec::new();
+    loop {
+        while let Some(op) = world.sides[1].engine.poll_memory() {
+            world.sides[1].engine.handle_memory_done(op.token, op.buffer, Ok(0));
+        }
+        let Some(answer) = world.sides[1].engine.poll_transmit(world.now) else { break };
+        let packet = crate::roce::Packet::parse(&answer.datagram).unwrap();
+        acks.push((packet.head.bth.opcode, packet.head.bth.psn));
+    }
+    let first = Psn::new(Setup::default().psn);
+    let (ack, data) = (Opcode::RC_ACK, Opcode::RC_READ_RESPONSE_ONLY);
+    assert_eq!(acks, [(ack, first), (data, first.add(1)), (ack, first)]);
+}
