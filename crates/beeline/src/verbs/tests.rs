@@ -61,7 +61,8 @@ impl Side {
 fn joined(a: &Nic, b: &Nic, bytes: usize) -> (Side, Side) {
     let (a, b) = (Side::new(a, bytes), Side::new(b, bytes));
     let (to_a, to_b) = (a.qp.endpoint().to_string(), b.qp.endpoint().to_string());
-    let connect = Connect { timeout: 10, ..Connect::default() };
+    // Long enough that a machine busy with other things does not use up the retries.
+    let connect = Connect { timeout: 15, ..Connect::default() };
     a.qp.connect(&to_b.parse().unwrap(), &connect).unwrap();
     b.qp.connect(&to_a.parse().unwrap(), &connect).unwrap();
     (a, b)
