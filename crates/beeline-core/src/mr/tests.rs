@@ -52,6 +52,13 @@ fn a_key_dies_with_its_region_and_is_never_given_out_again() {
         let stale = mrs.check(ask(key, 0x1000, 1, Need::LocalRead)).unwrap_err();
         assert_eq!(stale.why, Refusal::UnknownKey);
         assert_eq!(mrs.deregister(key), Err(DeregisterError::Unknown { lkey: key }));
+        // The same once another region lives in its slot.
+        let next = mrs.register(region(Access::ALL)).unwrap();
+        let stale = mrs.check(ask(key, 0x1000, 1, Need::LocalRead)).unwrap_err();
+        assert_eq!(stale.why, Refusal::UnknownKey);
+        assert_eq!((mrs.revoke(key), mrs.in_flight(key), mrs.hold(key)), (None, None, false));
+        assert!(seen.insert(next.lkey));
+        mrs.deregister(next.lkey).unwrap();
     }
 }
 

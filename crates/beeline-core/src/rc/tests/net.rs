@@ -102,10 +102,50 @@ impl Region {
     }
 }
 
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
-    Datagram { to: usize, datagram: Vec<u8> },
-    Memory { at: usize, token: MemToken, buffer: Vec<u8>, result: Option<u64> },
+    Datagram {
+        to: usize,
+        datagram: Vec<u8>,
+    },
+    /// An operation takes effect and is answered.
+    Memory {
+        at: usize,
+        op: MemOp,
+    },
+    /// An operation that took effect before is answered.
+    Answer {
+        at: usize,
+        token: MemToken,
+        buffer: Vec<u8>,
+        result: Option<u64>,
+    },
+}
+
+/// Something that happens at a time, the earlier posted first.
+struct Upcoming {
+    when: Time,
+    number: u64,
+    happening: Happening,
+}
+
+impl PartialEq for Upcoming {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Upcoming {}
+
+impl PartialOrd for Upcoming {
+    fn partial_cmp(&self, other: &Self) -> Option<core::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Upcoming {
+    fn cmp(&self, other: &Self) -> core::cmp::Ordering {
+        (self.when, self.number).cmp(&(other.when, other.number))
+    }
 }
 
 pub(super) struct World {
@@ -115,7 +155,7 @@ pub(super) struct World {
     pub(super) faults: Faults,
     pub(super) memory: MemoryModel,
     pub(super) latency_ns: u64,
-    happenings: BinaryHeap<Reverse<(Time, u64, Happening)>>,
+    happenings: BinaryHeap<Reverse<Upcoming>>,
     counter: u64,
     /// A digest of everything that went over the wire, with times.
     pub(super) trace: u64,
@@ -292,14 +332,14 @@ impl World {
     /// The next thing happens. `false` when nothing ever will.
     pub(super) fn step(&mut self) -> bool {
         self.drain();
-        let happening = self.happenings.peek().map(|Reverse((at, ..))| *at);
+        let happening = self.happenings.peek().map(|Reverse(upcoming)| upcoming.when);
         let clocks = [0, 1].map(|side| self.sides[side].engine.poll_timeout());
         let clock = clocks.into_iter().flatten().min();
         match (happening, clock) {
             (Some(at), clock) if clock.is_none_or(|clock| at <= clock) => {
                 self.now = at.max(self.now);
-                if let Some(Reverse((_, _, happening))) = self.happenings.pop() {
-                    self.happen(happening);
+                if let Some(Reverse(upcoming)) = self.happenings.pop() {
+                    self.happen(upcoming.happening);
                 }
             }
             (_, Some(at)) => {
@@ -333,21 +373,22 @@ impl World {
             Happening::Datagram { to, datagram } => {
                 self.sides[to].engine.handle_datagram(self.now, &path_to(to), datagram);
             }
-            Happening::Memory { at, token, buffer, result } => {
-                let side = &mut self.sides[at];
-                if self.memory.unordered {
-                    side.queued.retain(|other| *other != token);
-                } else {
-                    assert_eq!(side.queued.pop_front(), Some(token));
-                }
-                side.engine.handle_memory_done(token, buffer, result.ok_or(MemFault));
+            Happening::Memory { at, op } => {
+                assert_eq!(self.sides[at].queued.pop_front(), Some(op.token));
+                let (token, buffer, result) = self.carry_out(at, op);
+                let engine = &mut self.sides[at].engine;
+                engine.handle_memory_done(token, buffer, result.ok_or(MemFault));
+            }
+            Happening::Answer { at, token, buffer, result } => {
+                let engine = &mut self.sides[at].engine;
+                engine.handle_memory_done(token, buffer, result.ok_or(MemFault));
             }
         }
     }
 
     fn at(&mut self, when: Time, happening: Happening) {
         self.counter += 1;
-        self.happenings.push(Reverse((when, self.counter, happening)));
+        self.happenings.push(Reverse(Upcoming { when, number: self.counter, happening }));
     }
 
     fn transmit(&mut self, to: usize, transmit: Transmit) {
@@ -375,8 +416,30 @@ impl World {
         self.sides[1 - to].engine.recycle(datagram);
     }
 
-    /// Carries an operation out at once, in order, and answers when the memory model says.
+    /// Takes an operation. It takes effect when it is answered, or, where answers may overtake each
+    /// other, at once: effects always keep their order.
     fn run(&mut self, at: usize, op: MemOp) {
+        if self.memory.delay_ns == 0 {
+            let (token, buffer, result) = self.carry_out(at, op);
+            let engine = &mut self.sides[at].engine;
+            engine.handle_memory_done(token, buffer, result.ok_or(MemFault));
+            return;
+        }
+        let delay = 1 + self.rng.below(self.memory.delay_ns);
+        let when = self.now + Duration::from_nanos(delay);
+        if self.memory.unordered {
+            let (token, buffer, result) = self.carry_out(at, op);
+            self.at(when, Happening::Answer { at, token, buffer, result });
+            return;
+        }
+        let side = &mut self.sides[at];
+        side.last_done = when.max(side.last_done);
+        side.queued.push_back(op.token);
+        let when = side.last_done;
+        self.at(when, Happening::Memory { at, op });
+    }
+
+    fn carry_out(&mut self, at: usize, op: MemOp) -> (MemToken, Vec<u8>, Option<u64>) {
         let MemOp { token, kind, segments, mut buffer, at: start, .. } = op;
         let mut result = Some(0);
         let mut cursor = start;
@@ -386,19 +449,7 @@ impl World {
             result = result.and(done);
             cursor += len;
         }
-        let side = &mut self.sides[at];
-        if self.memory.delay_ns == 0 {
-            side.engine.handle_memory_done(token, buffer, result.ok_or(MemFault));
-            return;
-        }
-        let delay = 1 + self.rng.below(self.memory.delay_ns);
-        let mut when = self.now + Duration::from_nanos(delay);
-        if !self.memory.unordered {
-            when = when.max(side.last_done);
-            side.last_done = when;
-        }
-        side.queued.push_back(token);
-        self.at(when, Happening::Memory { at, token, buffer, result });
+        (token, buffer, result)
     }
 
     fn apply(

@@ -474,6 +474,36 @@ fn an_invalidating_send_of_the_peer_is_refused() {
     assert_eq!(world.events(1), [Event::QpRequestError(qpn)]);
 }
 
+/// The packets of a message have the lengths that its first one and the path MTU say (IBA 9.7.4.1.6).
+#[test]
+fn a_message_of_the_wrong_length_is_refused_and_not_written() {
+    let mtu = Setup::default().mtu.bytes();
+    let cases = [
+        (Opcode::RC_WRITE_ONLY, 8, 16),
+        (Opcode::RC_WRITE_ONLY, 16, 8),
+        (Opcode::RC_WRITE_ONLY, 0, 8),
+        (Opcode::RC_WRITE_ONLY, 2 * mtu, mtu),
+        (Opcode::RC_WRITE_FIRST, mtu, mtu),
+        (Opcode::RC_WRITE_FIRST, 2 * mtu, mtu - 4),
+        (Opcode::RC_WRITE_FIRST, 2 * mtu, mtu + 4),
+    ];
+    for (opcode, dma_len, payload) in cases {
+        let (mut world, _, remote) = world();
+        let (qpn, psn) = (world.sides[1].qpn, Psn::new(Setup::default().psn));
+        let target = remote.remote(0);
+        let reth =
+            crate::roce::Reth { va: target.addr.as_u64(), rkey: target.rkey.as_u32(), dma_len };
+        let mut head = Head { reth: Some(reth), ..Head::new(Bth::new(opcode, qpn, psn)) };
+        let mut datagram = Vec::new();
+        let range = head.emit(payload as usize, &mut datagram);
+        datagram[range].fill(7);
+        seal(&super::net::path_to(1), &mut datagram);
+        world.inject(1, datagram);
+        assert!(world.sides[1].engine.poll_memory().is_none(), "{opcode} {dma_len} {payload}");
+        assert_eq!(world.events(1), [Event::QpRequestError(qpn)], "{opcode} {dma_len} {payload}");
+    }
+}
+
 #[test]
 fn only_the_peer_is_heard() {
     let (mut world, local, remote) = world();
@@ -558,6 +588,89 @@ fn an_unsignaled_request_is_silent_only_in_success() {
     world.send(0, quiet(2));
     world.settle();
     assert_eq!(world.statuses(0), [(2, Status::RetryExceeded)]);
+}
+
+impl World {
+    /// Answers what side `side` wants of its memory, without touching any, and takes what it sends.
+    fn sent(&mut self, side: usize) -> Vec<Vec<u8>> {
+        let mut sent = Vec::new();
+        loop {
+            while let Some(op) = self.sides[side].engine.poll_memory() {
+                self.sides[side].engine.handle_memory_done(op.token, op.buffer, Ok(0));
+            }
+            match self.sides[side].engine.poll_transmit(self.now) {
+                Some(transmit) => sent.push(transmit.datagram),
+                None => return sent,
+            }
+        }
+    }
+}
+
+#[test]
+fn a_fenced_request_is_not_sent_before_earlier_reads_are_done() {
+    for fence in [false, true] {
+        let (mut world, local, remote) = world();
+        world.send(0, read(1, local, remote, 8));
+        world.send(0, SendWr { fence, ..write(2, local, remote, 8) });
+        let sent = world.sent(0);
+        assert_eq!(sent.len(), if fence { 1 } else { 2 });
+        world.inject(1, sent[0].clone());
+        let response = world.sent(1).remove(0);
+        world.sides[0].engine.handle_datagram(world.now, &super::net::path_to(0), response);
+        assert_eq!(world.sent(0).len(), if fence { 1 } else { 0 });
+    }
+}
+
+#[test]
+fn a_receive_is_reported_when_its_bytes_are_in_memory() {
+    let (mut world, local, remote) = world();
+    world.receive(1, 7, remote, 100);
+    world.send(0, send(1, local, 100));
+    let sent = world.sent(0).remove(0);
+    world.inject(1, sent);
+    assert_eq!(world.statuses(1), []);
+    world.sent(1);
+    assert_eq!(world.statuses(1), [(7, Status::Success)]);
+}
+
+/// The answer to an operation of a queue pair's earlier life is not for its present one.
+#[test]
+fn a_late_answer_misses_a_queue_pair_that_was_reset() {
+    let (mut world, local, remote) = world();
+    world.send(0, write(1, local, remote, 8));
+    let late = world.sides[0].engine.poll_memory().unwrap();
+    let qpn = world.sides[0].qpn;
+    let attr = crate::rc::QpAttr {
+        pkey_index: Some(0),
+        port: Some(1),
+        access: Some(Access::ALL),
+        ..Default::default()
+    };
+    world.sides[0].engine.modify_qp(qpn, QpState::Reset, &Default::default()).unwrap();
+    world.sides[0].engine.modify_qp(qpn, QpState::Init, &attr).unwrap();
+    world.connect(0, Setup::default());
+    world.send(0, write(2, local, remote, 8));
+    let fresh = world.sides[0].engine.poll_memory().unwrap();
+    world.sides[0].engine.handle_memory_done(late.token, late.buffer, Ok(0));
+    assert!(world.sides[0].engine.poll_transmit(world.now).is_none(), "took the late answer");
+    world.sides[0].engine.handle_memory_done(fresh.token, fresh.buffer, Ok(0));
+    assert!(world.sides[0].engine.poll_transmit(world.now).is_some());
+}
+
+/// A request is judged as a whole before any of it is done.
+#[test]
+fn a_request_that_ends_outside_moves_nothing() {
+    for is_read in [false, true] {
+        let (mut world, local, _) = world();
+        let remote = world.plain(1, 1500);
+        world.bytes(0, local)[..2000].fill(3);
+        let wr = if is_read { read(1, local, remote, 2000) } else { write(1, local, remote, 2000) };
+        world.send(0, wr);
+        world.settle();
+        assert_eq!(world.statuses(0), [(1, Status::RemoteAccess)]);
+        assert!(world.bytes(0, local)[..2000].iter().all(|byte| *byte == 3));
+        assert!(world.bytes(1, remote).iter().all(|byte| *byte == 0));
+    }
 }
 
 /// An ACK, a READ response and a completion wait for the memory they depend on.
