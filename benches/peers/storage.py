@@ -240,7 +240,7 @@ def cold(args, table, bench, peer):
 
     def new_file_each(body):
         runs = []
-        for i in range(args.runs):
+        for i in range(args.cold_runs):
             make(path, args.cold_gib, 100 + i)
             drop(path)
             runs += body()
@@ -263,7 +263,7 @@ def fresh(args, table, me):
 
     def timed(command):
         runs = []
-        for _ in range(args.runs):
+        for _ in range(min(args.runs, 3)):
             used, begin = cpu(), time.perf_counter()
             out = subprocess.run(command, capture_output=True, text=True, timeout=300)
             seconds = time.perf_counter() - begin
@@ -320,6 +320,7 @@ def main():
     p.add_argument("--gib", type=int, default=8)
     p.add_argument("--cold-gib", type=int, default=2)
     p.add_argument("--runs", type=int, default=5)
+    p.add_argument("--cold-runs", type=int, default=5)
     p.add_argument("--disk", default="/tmp")
     p.add_argument("--shm", default="/dev/shm")
     p.add_argument("--out", default=".")

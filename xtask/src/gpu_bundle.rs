@@ -12,7 +12,7 @@ use crate::{Outcome, cargo, output};
 const BUNDLE_BYTES_MAX: u64 = 35 << 20;
 
 /// Test binaries that mean something on another machine.
-const TESTS: &[&str] = &["conformance", "model", "cuda"];
+const TESTS: &[&str] = &["conformance", "model", "cuda_over_test_libcuda"];
 
 /// `cargo xtask gpu-bundle [FOLDER]`.
 pub(crate) fn run(args: &[String]) -> Outcome {
@@ -56,7 +56,9 @@ fn binaries() -> Result<Vec<(String, PathBuf)>, String> {
             let message: Value = serde_json::from_str(line).unwrap_or_default();
             let Some(path) = message["executable"].as_str() else { continue };
             let name = message["target"]["name"].as_str().unwrap_or_default().to_owned();
-            let is_test = message["profile"]["test"].as_bool() == Some(true);
+            // A benchmark is built like a test; only what `cargo test` built is one here.
+            let is_test = command.first() == Some(&"test")
+                && message["profile"]["test"].as_bool() == Some(true);
             let wanted = match command.first() {
                 Some(&"test") => is_test && TESTS.contains(&name.as_str()),
                 _ => name == "beeline" || name == "storage",

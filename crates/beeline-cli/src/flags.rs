@@ -86,7 +86,8 @@ pub(crate) enum Command {
     ///
     /// File -> device -> file, byte-identical, in windows of at most 256 MiB of device memory of which
     /// one is written while the next is read. DST changes in one step at the end: until then, and
-    /// after any error, it is the old file. A SRC that changes meanwhile is an error.
+    /// after any error, it is the old file. A SRC that changes meanwhile is an error. DST gets the
+    /// permission bits of SRC, and holes of SRC become zeros that take room.
     Copy(CopyFlags),
 
     /// Show the plan between a file and a device
@@ -126,8 +127,8 @@ pub(crate) struct LoadFlags {
 
     /// Only tensors whose name matches the glob; may be given several times
     ///
-    /// In a glob * stands for any characters, ? for one, [abc] for one of several. A glob that matches
-    /// no tensor is an error.
+    /// In a glob `*` stands for any characters, `?` for one, `[abc]` for one of several. A glob that
+    /// matches no tensor is an error.
     #[arg(long, value_name = "GLOB")]
     pub(crate) tensors: Vec<String>,
 
@@ -236,7 +237,7 @@ pub(crate) struct RouteFlags {
 /// What the engine may use.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct EngineFlags {
-    /// Give up the transfer after so many seconds (fractions allowed)
+    /// Give up the transfer after so many seconds (fractions allowed); --verify is not counted
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub(crate) timeout: Option<Duration>,
 

@@ -11,6 +11,9 @@ use crate::mem::HostMem;
 /// Most bytes that one read or write system call moves (read(2), NOTES).
 pub const RW_MAX: u64 = 0x7fff_f000;
 
+/// The kernel's own file system of block devices (linux/magic.h), where their page cache lies.
+pub const BDEVFS_MAGIC: u64 = 0x6264_6576;
+
 /// What direct I/O needs on one file, as statx(2) tells since Linux 6.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectAlign {
@@ -29,11 +32,11 @@ pub struct FileStat {
     pub size: u64,
     /// Inode number and device, which together name the file.
     pub inode: u64,
-    /// Major and minor number of the device that holds it.
+    /// Major and minor number of the device that holds it; its own for a block device.
     pub device: (u32, u32),
     /// Last change of the contents: seconds and nanoseconds.
     pub mtime: (i64, u32),
-    /// File system type as statfs(2) numbers it.
+    /// File system type as statfs(2) numbers it; [`BDEVFS_MAGIC`] for a block device.
     pub fs_magic: u64,
     /// Preferred block size in bytes.
     pub block_size: u32,
@@ -80,16 +83,21 @@ pub fn stat(fd: impl AsFd) -> io::Result<FileStat> {
     let told = StatxFlags::from_bits_retain(stx.stx_mask).contains(StatxFlags::DIOALIGN);
     let mode = u32::from(stx.stx_mode);
     let mut size = stx.stx_size;
+    let mut device = (stx.stx_dev_major, stx.stx_dev_minor);
+    let mut fs_magic = fs.f_type as u64;
     if mode & libc::S_IFMT == libc::S_IFBLK {
+        // The node lies in devtmpfs, but its bytes do not.
         size = rustix::fs::seek(fd.as_fd(), rustix::fs::SeekFrom::End(0))?;
+        device = (stx.stx_rdev_major, stx.stx_rdev_minor);
+        fs_magic = BDEVFS_MAGIC;
     }
     Ok(FileStat {
         mode,
         size,
         inode: stx.stx_ino,
-        device: (stx.stx_dev_major, stx.stx_dev_minor),
+        device,
         mtime: (stx.stx_mtime.tv_sec, stx.stx_mtime.tv_nsec),
-        fs_magic: fs.f_type as u64,
+        fs_magic,
         block_size: stx.stx_blksize,
         direct: told.then_some(DirectAlign {
             memory: stx.stx_dio_mem_align,
@@ -192,6 +200,43 @@ pub fn cached_bytes(fd: BorrowedFd<'_>, at: u64, len: u64) -> io::Result<u64> {
     Ok(stat.cache.saturating_mul(crate::mem::page_size() as u64))
 }
 
+/// Bytes of `[at, at + len)` that are in memory, whole pages counted, asked through a mapping: on a
+/// stacked file system (overlayfs) a mapping leads to the file below, whose page cache counts.
+///
+/// Call it only for a user whom [`cached_bytes`] answers: to others mincore(2) calls every page
+/// resident (since Linux 5.0).
+///
+/// # Errors
+/// What `mmap(2)` says (`ENODEV` where the file cannot be mapped) and what `mincore(2)` says.
+pub fn mapped_bytes(fd: BorrowedFd<'_>, at: u64, len: u64) -> io::Result<u64> {
+    let page = crate::mem::page_size();
+    let start = at - at % page as u64;
+    let span = at.checked_add(len).and_then(|end| usize::try_from(end - start).ok());
+    let span = span.ok_or(io::ErrorKind::InvalidInput)?;
+    if span == 0 {
+        return Ok(0);
+    }
+    let offset = i64::try_from(start).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let mut pages = vec![0_u8; span.div_ceil(page)];
+    let flags = (libc::PROT_READ, libc::MAP_SHARED);
+    // SAFETY: a new mapping at a place of the kernel's choice touches no memory of this process.
+    let map = unsafe {
+        libc::mmap64(std::ptr::null_mut(), span, flags.0, flags.1, fd.as_raw_fd(), offset)
+    };
+    if map == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: `map` was just mapped with `span` bytes; `pages` has one byte for each of its pages.
+    let code = unsafe { libc::mincore(map, span, pages.as_mut_ptr()) };
+    let error = (code != 0).then(io::Error::last_os_error);
+    // SAFETY: the mapping is ours alone, and no pointer into it was kept.
+    let _ = unsafe { libc::munmap(map, span) };
+    match error {
+        Some(error) => Err(error),
+        None => Ok(pages.iter().filter(|page| **page & 1 != 0).count() as u64 * page as u64),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -218,6 +263,9 @@ mod tests {
             Ok(bytes) => assert_eq!(bytes, 1 << 20),
             Err(error) => println!("SKIP cachestat ({error})"),
         }
+        assert_eq!(mapped_bytes(file.as_fd(), 0, 1 << 20).unwrap(), 1 << 20);
+        assert_eq!(mapped_bytes(file.as_fd(), 5000, 10).unwrap(), crate::mem::page_size() as u64);
+        assert!(mapped_bytes(file.as_fd(), u64::MAX, 2).is_err());
         match is_readable_now(file.as_fd(), 4096) {
             Ok(now) => assert!(now),
             Err(error) => println!("SKIP rwf-nowait ({error})"),

@@ -13,5 +13,7 @@ pub mod cuda;
 pub mod file;
 pub mod mem;
 pub mod net;
+#[doc(hidden)]
+pub mod testing;
 pub mod thread;
 pub mod uring;

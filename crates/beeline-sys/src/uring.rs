@@ -63,7 +63,8 @@ impl Uring {
     ///
     /// # Errors
     /// `ENOSYS` without io_uring, `EPERM` where `kernel.io_uring_disabled` or a seccomp filter
-    /// refuses it, `ENOMEM` where locked memory runs out (before Linux 5.12).
+    /// refuses it, `ENOMEM` where a user's locked memory runs out (before Linux 5.12, and again on
+    /// kernels that count the rings: seen on 6.18).
     pub fn new(depth: u32) -> io::Result<Self> {
         let depth = depth.clamp(1, 4096);
         let ring = IoUring::builder().setup_clamp().build(depth)?;

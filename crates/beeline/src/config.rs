@@ -19,6 +19,9 @@ pub struct Config {
     pub pool_bytes: u64,
     /// Threads that read, write and start copies.
     pub threads: usize,
+    /// Bytes of one read and one copy: a power of two, at most [`SLOT_BYTES`]. Smaller ones stay in the
+    /// processor's cache between the two, larger ones cost fewer calls.
+    pub chunk_bytes: u64,
     /// Direct reads in flight over all threads.
     pub queue_depth: usize,
     /// Where no deadline is given: how long a transfer may go without finishing a single piece.
@@ -36,6 +39,7 @@ impl Default for Config {
         Self {
             pool_bytes: DEFAULT_POOL_BYTES,
             threads: cpus.clamp(2, 16),
+            chunk_bytes: SLOT_BYTES,
             queue_depth: 32,
             stall_timeout: Duration::from_secs(60),
             io_uring: true,
@@ -44,14 +48,16 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The defaults, overridden by `BEELINE_POOL_BYTES`, `BEELINE_THREADS`, `BEELINE_QUEUE_DEPTH`,
-    /// `BEELINE_STALL_SECONDS` and `BEELINE_IO_URING` (0 or 1). A value that is not a number is
+    /// The defaults, overridden by `BEELINE_POOL_BYTES`, `BEELINE_THREADS`, `BEELINE_CHUNK_BYTES`
+    /// (rounded down to a power of two), `BEELINE_QUEUE_DEPTH`, `BEELINE_STALL_SECONDS` and `BEELINE_IO_URING` (0 or 1). A value that is not a number is
     /// left out; [`env_problems`] names it.
     pub fn from_env() -> Self {
         let default = Self::default();
         Self {
             pool_bytes: number("BEELINE_POOL_BYTES").unwrap_or(default.pool_bytes),
             threads: number("BEELINE_THREADS").map_or(default.threads, |n| clamp(n, 1, 256)),
+            chunk_bytes: number("BEELINE_CHUNK_BYTES")
+                .map_or(default.chunk_bytes, |n| 1 << n.clamp(64 << 10, SLOT_BYTES).ilog2()),
             queue_depth: number("BEELINE_QUEUE_DEPTH")
                 .map_or(default.queue_depth, |n| clamp(n, 1, 1024)),
             stall_timeout: number("BEELINE_STALL_SECONDS")
@@ -124,6 +130,7 @@ pub fn env_problems() -> Vec<String> {
     const NUMBERS: &[&str] = &[
         "BEELINE_POOL_BYTES",
         "BEELINE_THREADS",
+        "BEELINE_CHUNK_BYTES",
         "BEELINE_QUEUE_DEPTH",
         "BEELINE_STALL_SECONDS",
         "BEELINE_IO_URING",

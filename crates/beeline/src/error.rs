@@ -207,6 +207,11 @@ impl Error {
 }
 
 fn io_remedy(error: &io::Error) -> &'static str {
+    use rustix::io::Errno;
+    let code = error.raw_os_error();
+    if code == Some(Errno::MFILE.raw_os_error()) || code == Some(Errno::NFILE.raw_os_error()) {
+        return "raise the limit of open files (ulimit -n); a file takes two, a thread one more";
+    }
     match error.kind() {
         io::ErrorKind::PermissionDenied => "check the permissions of the file and its folders",
         io::ErrorKind::StorageFull => "free space on that file system; the old file is unchanged",

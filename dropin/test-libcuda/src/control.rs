@@ -10,7 +10,8 @@ use crate::state::{self, Driver, Kind, driver, lock};
 
 /// What is counted under `name`, or -1. Of the calling thread: `stack` (contexts pushed), `mode`
 /// (capture mode). Of the process: `contexts` (retained), `streams`, `events`, `memory`, `host`,
-/// `physical`, `modules`, `copies`, `pageable`, `capture` (0 none, 1 going on, 2 spoilt).
+/// `physical`, `modules`, `copies`, `pageable`, `capture` (0 none, 1 going on, 2 spoilt), `captured`
+/// (operations in one).
 #[unsafe(no_mangle)]
 extern "C" fn beeline_test_cuda_counter(name: Text) -> i64 {
     let mut answer = -1;
@@ -39,6 +40,7 @@ fn count(driver: &Driver, name: &str) -> Option<i64> {
         "modules" => len(objects.modules.len()),
         "copies" => Some(driver.copies.load(Ordering::Relaxed)),
         "pageable" => Some(driver.pageable.load(Ordering::Relaxed)),
+        "captured" => Some(driver.captured.load(Ordering::Relaxed)),
         "capture" => Some(lock(&driver.capture).map_or(0, |(_, spoilt)| 1 + i64::from(spoilt))),
         _ => None,
     }

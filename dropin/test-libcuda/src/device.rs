@@ -145,7 +145,9 @@ fn attribute(settings: &Settings, attribute: i32) -> Option<i32> {
         113 => unless("readonly"), // registering read-only memory
         115 => unless("pools"),    // memory pools
         123 => unless("nor"),      // stream wait NOR
-        18 | 116 | 122 | 124 => 0, // integrated, RDMA, 64-bit stream operations, dma-buf
+        122 => 1,                  // 64-bit stream operations
+        124 => unless("dmabuf"),   // dma-buf
+        18 | 116 => 0,             // integrated, RDMA
         _ => return None,
     })
 }

@@ -16,13 +16,13 @@
 //! | `BEELINE_TEST_CUDA_PROC` | `v2`, `v1` (no status) or `none`: what `cuGetProcAddress` can do |
 //! | `BEELINE_TEST_CUDA_HIDE` | functions that `cuGetProcAddress` does not know, with commas |
 //! | `BEELINE_TEST_CUDA_LATER` | functions it knows in a later version only |
-//! | `BEELINE_TEST_CUDA_LACKS` | abilities the devices lack: `readonly`, `vmm`, `pools`, `nor` |
+//! | `BEELINE_TEST_CUDA_LACKS` | abilities the devices lack: `readonly`, `vmm`, `pools`, `nor`, `dmabuf` |
 //! | `BEELINE_TEST_CUDA_MIG` | 1: the devices are MIG instances of one GPU |
 //! | `BEELINE_TEST_CUDA_LOSE_AFTER_COPIES` | device 0 is lost after so many copies |
 //! | `BEELINE_TEST_CUDA_LOST` | what a lost device answers, 999 |
 //! | `CUDA_VISIBLE_DEVICES` | as the driver reads it: ordinals or whole UUIDs |
 //!
-//! [`control`] lists functions of its own by which a test looks behind the driver.
+//! The module `control` has functions of its own by which a test looks behind the driver.
 
 mod control;
 mod device;

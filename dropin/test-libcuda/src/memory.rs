@@ -37,7 +37,7 @@ export! {
     fn cuMemAlloc_v2(ptr: Out<u64>, len: usize) { alloc(driver()?, ptr, len, Kind::Plain) }
 
     fn cuMemAllocAsync(ptr: Out<u64>, len: usize, stream: u64) {
-        driver()?.stream(stream)?;
+        driver()?.queue(stream)?;
         alloc(driver()?, ptr, len, Kind::Pool)
     }
 
@@ -47,7 +47,7 @@ export! {
     }
 
     fn cuMemFreeAsync(ptr: u64, stream: u64) {
-        driver()?.stream(stream)?;
+        driver()?.queue(stream)?;
         free(driver()?, ptr)
     }
 
@@ -88,6 +88,18 @@ export! {
             pointer_attribute(driver()?, names.at(index)?, places.at(index)?, ptr)?;
         }
         Ok(())
+    }
+
+    fn cuMemGetHandleForAddressRange(
+        handle: Out<i32>, ptr: u64, len: usize, kind: i32, flags: u64,
+    ) {
+        let page = beeline_sys::mem::page_size() as u64;
+        let whole = ptr.is_multiple_of(page) && (len as u64).is_multiple_of(page) && len > 0;
+        if kind != 1 || flags != 0 || !whole { return Err(Cu::INVALID_VALUE); }
+        driver()?.objects().device_memory(ptr, len as u64)?;
+        // A descriptor of the right size; the simulated device shows its pages to nobody.
+        let fd = beeline_sys::mem::memfd("test-dma-buf", len as u64).map_err(|_| Cu::UNKNOWN)?;
+        handle.set(std::os::fd::IntoRawFd::into_raw_fd(fd))
     }
 
     fn cuMemGetAllocationGranularity(bytes: Out<usize>, prop: In<Prop>, option: i32) {

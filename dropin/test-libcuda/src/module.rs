@@ -61,7 +61,7 @@ export! {
         block_z: u32, shared: u32, stream: u64, params: In<*mut c_void>, extra: *const c_void,
     ) {
         let driver = driver()?;
-        let (index, stream) = driver.stream(stream)?;
+        let (index, stream) = driver.queue(stream)?;
         let threads = u64::from(grid_x) * u64::from(block_x);
         let flat = grid_y == 1 && grid_z == 1 && block_y == 1 && block_z == 1;
         if threads == 0 || !flat || shared > 48 << 10 || block_x > 1024 || !extra.is_null() {

@@ -59,6 +59,7 @@ functions! {
     "cuMemSetAccess" 10020 cuMemSetAccess;
     "cuMemAllocAsync" 11020 cuMemAllocAsync;
     "cuMemFreeAsync" 11020 cuMemFreeAsync;
+    "cuMemGetHandleForAddressRange" 11070 cuMemGetHandleForAddressRange;
     "cuMemcpyHtoDAsync" 3020 cuMemcpyHtoDAsync_v2;
     "cuMemcpyDtoHAsync" 3020 cuMemcpyDtoHAsync_v2;
     "cuMemcpyDtoDAsync" 3020 cuMemcpyDtoDAsync_v2;
@@ -70,6 +71,8 @@ functions! {
     "cuStreamWaitEvent" 3020 cuStreamWaitEvent;
     "cuStreamIsCapturing" 10000 cuStreamIsCapturing;
     "cuStreamWriteValue32" 11070 cuStreamWriteValue32_v2;
+    "cuStreamWriteValue64" 11070 cuStreamWriteValue64_v2;
+    "cuStreamWaitValue64" 11070 cuStreamWaitValue64_v2;
     "cuStreamWaitValue32" 11070 cuStreamWaitValue32_v2;
     "cuEventCreate" 2000 cuEventCreate;
     "cuEventDestroy" 4000 cuEventDestroy_v2;

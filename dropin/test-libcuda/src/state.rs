@@ -23,6 +23,8 @@ pub(crate) struct Driver {
     pub(crate) objects: Mutex<Objects>,
     pub(crate) copies: AtomicI64,
     pub(crate) pageable: AtomicI64,
+    /// Operations queued in a stream while it was being captured.
+    pub(crate) captured: AtomicI64,
     next: AtomicU64,
     /// The stream that is being captured, and whether somebody spoilt the capture.
     pub(crate) capture: Mutex<Option<(u64, bool)>>,
@@ -77,6 +79,7 @@ pub(crate) struct Physical {
 
 thread_local! {
     static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    static THREAD: Cell<u64> = const { Cell::new(0) };
     static MODE: Cell<i32> = const { Cell::new(MODE_GLOBAL) };
 }
 
@@ -123,6 +126,7 @@ impl Driver {
             objects: Mutex::default(),
             copies: AtomicI64::new(0),
             pageable: AtomicI64::new(0),
+            captured: AtomicI64::new(0),
             next: AtomicU64::new(0x1000),
             capture: Mutex::new(None),
         })
@@ -177,11 +181,23 @@ impl Driver {
         Cu(self.settings.lost)
     }
 
+    /// [`Self::stream`], to queue an operation in.
+    pub(crate) fn queue(&self, handle: u64) -> Result<(usize, Arc<Stream>), Cu> {
+        if lock(&self.capture).is_some_and(|(captured, _)| captured == handle) {
+            self.captured.fetch_add(1, Ordering::Relaxed);
+        }
+        self.stream(handle)
+    }
+
     /// The stream behind a handle, 0 to 2 being the default streams of the current device.
     pub(crate) fn stream(&self, handle: u64) -> Result<(usize, Arc<Stream>), Cu> {
         let current = self.current()?;
         let default = handle <= 2;
-        let key = if default { current as u64 } else { handle };
+        let key = match handle {
+            0 | 1 => current as u64,
+            2 => self.per_thread() + current as u64,
+            _ => handle,
+        };
         let mut objects = self.objects();
         if let Some((device, stream)) = objects.streams.get(&key) {
             if *device != current {
@@ -196,6 +212,16 @@ impl Driver {
         let made = Arc::new(made.map_err(|error| self.code(current, &error))?);
         objects.streams.insert(key, (current, Arc::clone(&made)));
         Ok((current, made))
+    }
+}
+
+impl Driver {
+    /// Where the keys of the calling thread's own default streams start, apart from every handle.
+    fn per_thread(&self) -> u64 {
+        if THREAD.get() == 0 {
+            THREAD.set(self.handle());
+        }
+        (1 << 60) + THREAD.get() * 16
     }
 }
 

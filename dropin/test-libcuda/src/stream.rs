@@ -47,7 +47,7 @@ export! {
 
     fn cuStreamWaitEvent(stream: u64, event: u64, flags: u32) {
         let driver = driver()?;
-        let (index, stream) = driver.stream(stream)?;
+        let (index, stream) = driver.queue(stream)?;
         if flags != 0 { return Err(Cu::INVALID_VALUE); }
         let recorded = driver.objects().events.get(&event).ok_or(Cu::INVALID_HANDLE)?.1.clone();
         // An event that was never recorded is done.
@@ -70,7 +70,7 @@ export! {
 
     fn cuEventRecord(event: u64, stream: u64) {
         let driver = driver()?;
-        let (index, stream) = driver.stream(stream)?;
+        let (index, stream) = driver.queue(stream)?;
         let known = driver.objects().events.get(&event).map(|(device, _)| *device);
         if known.ok_or(Cu::INVALID_HANDLE)? != index { return Err(Cu::INVALID_HANDLE); }
         let recorded = stream.record().map_err(|error| driver.code(index, &error))?;
@@ -117,7 +117,7 @@ export! {
 
     fn cuMemsetD8Async(dst: u64, value: u8, len: usize, stream: u64) {
         let driver = driver()?;
-        let (index, stream) = driver.stream(stream)?;
+        let (index, stream) = driver.queue(stream)?;
         let (memory, offset) = {
             let objects = driver.objects();
             let (memory, offset) = objects.device_memory(dst, len as u64)?;
@@ -129,6 +129,21 @@ export! {
     fn cuStreamWriteValue32_v2(stream: u64, addr: u64, value: u32, flags: u32) {
         if flags != 0 { return Err(Cu::INVALID_VALUE); }
         word(driver()?, stream, addr, Word::Write(value))
+    }
+
+    fn cuStreamWriteValue64_v2(stream: u64, addr: u64, value: u64, flags: u32) {
+        if flags != 0 || !addr.is_multiple_of(8) { return Err(Cu::INVALID_VALUE); }
+        // The simulated device writes half a word at a time, the high half last.
+        word(driver()?, stream, addr, Word::Write(value as u32))?;
+        word(driver()?, stream, addr + 4, Word::Write((value >> 32) as u32))
+    }
+
+    fn cuStreamWaitValue64_v2(stream: u64, addr: u64, value: u64, flags: u32) {
+        if !addr.is_multiple_of(8) { return Err(Cu::INVALID_VALUE); }
+        // Halves can be compared one after the other for equality alone.
+        if flags != 1 { return Err(Cu::NOT_SUPPORTED); }
+        word(driver()?, stream, addr + 4, Word::Wait((value >> 32) as u32, Compare::Equal))?;
+        word(driver()?, stream, addr, Word::Wait(value as u32, Compare::Equal))
     }
 
     fn cuStreamWaitValue32_v2(stream: u64, addr: u64, value: u32, flags: u32) {
@@ -153,7 +168,7 @@ fn host_copy(
     stream: u64,
     into: bool,
 ) -> Result<(), Cu> {
-    let (index, stream) = driver.stream(stream)?;
+    let (index, stream) = driver.queue(stream)?;
     let (memory, at, registered) = {
         let objects = driver.objects();
         let (memory, at) = objects.device_memory(ptr, len)?;
@@ -193,7 +208,7 @@ fn device_copy(
     len: u64,
     stream: u64,
 ) -> Result<(usize, usize), Cu> {
-    let (index, stream) = driver.stream(stream)?;
+    let (index, stream) = driver.queue(stream)?;
     let (to, from) = {
         let objects = driver.objects();
         let (to, to_at) = objects.device_memory(dst, len)?;
@@ -213,7 +228,7 @@ enum Word {
 }
 
 fn word(driver: &Driver, stream: u64, addr: u64, operation: Word) -> Result<(), Cu> {
-    let (index, stream) = driver.stream(stream)?;
+    let (index, stream) = driver.queue(stream)?;
     let (device, host) = {
         let objects = driver.objects();
         let device = objects.device_memory(addr, 4).ok();

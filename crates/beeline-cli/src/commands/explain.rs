@@ -85,7 +85,7 @@ fn add_shares(answer: &mut Answer, file: &File, shares: &[RouteShare]) {
         None if shares.is_empty() => "not asked: there is nothing to move".to_owned(),
         None => "the kernel does not tell".to_owned(),
     };
-    answer.line("page cache", &format!("{resident} (asked by {})", file.prober().as_str()));
+    answer.line("page cache", &format!("{resident} (asking: {})", file.prober().as_str()));
     for share in shares {
         let bytes = output::bytes(share.bytes);
         let text = format!("{bytes} by {}, because {}", share.route, share.why.title());

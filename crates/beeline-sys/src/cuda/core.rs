@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use super::types::*;
 /// Operations behind which the stream records an event of its own, where the caller records none.
 const BATCH_OPS: usize = 64;
 /// Batches in flight; together with [`BATCH_OPS`] the bound on what a stream holds.
-const BATCHES_MAX: usize = 1024;
+const BATCHES_MAX: usize = 512;
 /// How long a caller waits for a full stream before it counts as stuck.
 const ROOM_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often a full stream is looked at.
@@ -81,7 +82,16 @@ impl Core {
         state.open.extend(held);
         state.ops += 1;
         let _current = self.context.enter()?;
-        operation(&self.context, self.raw).inspect_err(|error| state.note(error))
+        let queued = operation(&self.context, self.raw);
+        if let Err(error) = &queued {
+            state.note(error);
+        }
+        if self.raw == RawStream::PER_THREAD && state.failed.is_none() {
+            // The handle means another stream in another thread, so an event recorded later would
+            // perhaps not stand behind this operation.
+            state.close(self)?;
+        }
+        queued
     }
 
     /// The state, once there is room for one more operation.
@@ -239,6 +249,8 @@ pub struct Event {
     raw: RawEvent,
     /// Whose memory can be let go once the point is reached.
     core: Weak<Core>,
+    /// Seen done: a point that was reached stays so, whatever fails later.
+    done: AtomicBool,
 }
 
 impl Event {
@@ -252,7 +264,7 @@ impl Event {
             let result = unsafe { create(&raw mut raw, EVENT_DISABLE_TIMING) };
             context.check("cuEventCreate", result, String::new)?;
         }
-        Ok(Self { context, raw, core: Arc::downgrade(core) })
+        Ok(Self { context, raw, core: Arc::downgrade(core), done: AtomicBool::new(false) })
     }
 
     /// Whether the point has been reached; never waits. Lets go of memory where it has.
@@ -260,6 +272,9 @@ impl Event {
     /// # Errors
     /// The failure of the context, by an operation before the point.
     pub fn is_done(&self) -> Result<bool, Error> {
+        if self.done.load(Ordering::Relaxed) {
+            return Ok(true);
+        }
         let core = self.core.upgrade();
         if let Some(failed) = core.as_ref().and_then(|core| core.failure()) {
             return Err(failed);
@@ -278,7 +293,9 @@ impl Event {
         if result == CuResult::NOT_READY {
             return Ok(false);
         }
-        self.context.check("cuEventQuery", result, String::new).map(|()| true)
+        self.context.check("cuEventQuery", result, String::new)?;
+        self.done.store(true, Ordering::Relaxed);
+        Ok(true)
     }
 
     pub(super) const fn raw(&self) -> RawEvent {

@@ -308,11 +308,11 @@ impl Context {
             core.settle(false);
             core.retire();
         }
-        let idle: Vec<Arc<Core>> =
-            lock(&self.orphans).extract_if(.., |core| core.is_idle()).collect();
-        // Dropped without a lock: the last handle of a stream or of memory calls the driver.
-        drop(idle);
         cores.clear();
+        // Without the lock: letting go of memory calls the driver, and the owner of foreign memory.
+        let mut left = std::mem::take(&mut *lock(&self.orphans));
+        left.retain(|core| !core.is_idle());
+        lock(&self.orphans).append(&mut left);
     }
 
     pub(super) fn adopt(&self, core: &Arc<Core>) {

@@ -25,7 +25,8 @@ pub struct ForeignStream {
 impl ForeignStream {
     /// The legacy default stream: ordered with every stream that is not created non-blocking.
     pub const LEGACY_DEFAULT: Self = Self { raw: RawStream::LEGACY };
-    /// The default stream of whichever thread queues the operation.
+    /// The default stream of whichever thread queues the operation or records the event: what one
+    /// thread queues is not ordered with another's.
     pub const PER_THREAD_DEFAULT: Self = Self { raw: RawStream::PER_THREAD };
 
     /// The stream with this handle (`CUstream`, `cudaStream_t`); 0 is the legacy default stream.
@@ -136,6 +137,9 @@ impl Stream {
         len: u64,
     ) -> Result<(), Error> {
         let (to, from, bytes) = (dst.at(dst_offset, len)?, src.at(src_offset, len)?, size(len)?);
+        if bytes == 0 {
+            return Ok(());
+        }
         let held = [Held::Device(Arc::clone(dst)), Held::Host(Arc::clone(src))];
         self.core.push(held, |context, stream| {
             let copy = context.table().cuMemcpyHtoDAsync;
@@ -161,6 +165,9 @@ impl Stream {
             return Err(Error::Refused("the host memory is registered for reading only"));
         }
         let (to, from, bytes) = (dst.at(dst_offset, len)?, src.at(src_offset, len)?, size(len)?);
+        if bytes == 0 {
+            return Ok(());
+        }
         let held = [Held::Host(Arc::clone(dst)), Held::Device(Arc::clone(src))];
         self.core.push(held, |context, stream| {
             let copy = context.table().cuMemcpyDtoHAsync;
@@ -184,6 +191,9 @@ impl Stream {
         len: u64,
     ) -> Result<(), Error> {
         let (to, from, bytes) = (dst.at(dst_offset, len)?, src.at(src_offset, len)?, size(len)?);
+        if bytes == 0 {
+            return Ok(());
+        }
         let (into, outof) = (dst.context().raw(), src.context().raw());
         let held = [Held::Device(Arc::clone(dst)), Held::Device(Arc::clone(src))];
         self.core.push(held, |context, stream| {
@@ -213,6 +223,9 @@ impl Stream {
         value: u8,
     ) -> Result<(), Error> {
         let (to, bytes) = (dst.at(offset, len)?, size(len)?);
+        if bytes == 0 {
+            return Ok(());
+        }
         self.core.push([Held::Device(Arc::clone(dst))], |context, stream| {
             let set = context.table().cuMemsetD8Async;
             // SAFETY: the range was checked, and the memory is held until it is set.

@@ -40,7 +40,7 @@ impl FromStr for DeviceId {
     fn from_str(text: &str) -> Result<Self, Error> {
         let (kind, rest) = text.split_once(':').unwrap_or((text, "0"));
         let id = match kind {
-            "sim" => rest.parse().ok().map(Self::Sim),
+            "sim" => number(rest).map(Self::Sim),
             "cuda" => cuda_name(rest),
             _ => None,
         };
@@ -52,10 +52,16 @@ impl FromStr for DeviceId {
 }
 
 fn cuda_name(text: &str) -> Option<DeviceId> {
-    let ordinal = text.parse().ok().map(DeviceId::Cuda);
+    let ordinal = number(text).map(DeviceId::Cuda);
     ordinal
         .or_else(|| DeviceUuid::parse(text).map(DeviceId::CudaUuid))
         .or_else(|| PciAddr::parse(text).map(DeviceId::CudaPci))
+}
+
+/// Decimal digits alone; the standard parser would take a sign, too.
+fn number(text: &str) -> Option<u32> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    if digits { text.parse().ok() } else { None }
 }
 
 /// The UUID of a GPU, or of one instance of it (MIG).
@@ -216,6 +222,7 @@ mod tests {
             "",
             "gpu:0",
             "cuda:-1",
+            "cuda:+1",
             "cuda:",
             "sim:0:0",
             "cuda:4294967296",

@@ -79,7 +79,9 @@ pub struct MemoryInfo {
 
 /// What this process holds on one device through this library, in bytes.
 ///
-/// All zero again after everything was dropped; tests compare exactly that.
+/// All zero again after everything was dropped and what was in flight has run; tests compare exactly
+/// that. After a failure that ends a CUDA context, what was in flight is never freed, since its end
+/// can no longer be seen, and stays counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Device memory.

@@ -7,10 +7,10 @@
 //! has pinned, because pinning is slow, but gives it up when another pool waits for room.
 
 use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::config::{Config, SLOT_BYTES};
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::gpu::{Gpu, PinnedMem};
 use crate::{lock, wait_timeout};
 
@@ -143,24 +143,27 @@ impl Pool {
         lock(&self.inner.state).usage.quarantined -= slots;
     }
 
-    /// A slot, if one is idle or the budget has room.
+    /// A slot, if one is idle. Never waits and never pins.
+    pub(crate) fn reuse(&self) -> Option<Slot> {
+        let memory = self.inner.reuse()?;
+        Some(Slot { memory: Some(memory), pool: self.clone() })
+    }
+
+    /// Pins one more slot, which is idle then, if the budget has room or another pool can spare an
+    /// idle one. Says whether it did.
     ///
     /// # Errors
     /// What pinning says, where the budget has room and the system has not.
-    pub(crate) fn try_take(&self) -> Result<Option<Slot>> {
-        if let Some(memory) = self.inner.reuse() {
-            return Ok(Some(Slot { memory: Some(memory), pool: self.clone() }));
-        }
+    pub(crate) fn grow(&self) -> Result<bool> {
         if !self.inner.budget.take(&self.inner) {
-            return Ok(None);
+            return Ok(false);
         }
         match self.inner.gpu.pin(SLOT_BYTES) {
             Ok(memory) => {
                 let mut state = lock(&self.inner.state);
-                state.usage.busy += 1;
+                state.idle.push(memory);
                 state.usage.peak = state.usage.peak.max(state.usage.busy + state.idle.len());
-                drop(state);
-                Ok(Some(Slot { memory: Some(memory), pool: self.clone() }))
+                Ok(true)
             }
             Err(error) => {
                 self.inner.budget.give(1);
@@ -169,38 +172,15 @@ impl Pool {
         }
     }
 
-    /// A slot, as soon as there is one.
-    ///
-    /// # Errors
-    /// `is_timeout` where `deadline` passes first; what pinning says.
-    pub(crate) fn take(&self, deadline: Instant) -> Result<Slot> {
+    /// Waits, for a few milliseconds at most, until a slot may have become free. Other pools of the
+    /// budget give up what they have idle meanwhile.
+    pub(crate) fn await_slot(&self) {
         let budget = &self.inner.budget;
-        loop {
-            if let Some(slot) = self.try_take()? {
-                return Ok(slot);
-            }
-            let now = Instant::now();
-            if now >= deadline {
-                let usage = self.usage();
-                return Err(Error::new(
-                    Kind::Timeout,
-                    format!(
-                        "no slot of the pinned pool became free by the deadline: {} of {} in use, \
-                         {} of them by transfers that never finished",
-                        usage.busy, usage.limit, usage.quarantined
-                    ),
-                )
-                .remedy(
-                    "raise BEELINE_POOL_BYTES, or look for the file whose reads do not return",
-                ));
-            }
-            let mut state = lock(&budget.state);
-            state.waiting += 1;
-            // Short: a slot given back between the try and this lock must not cost a whole wait.
-            let span = (deadline - now).min(Duration::from_millis(5));
-            let mut state = wait_timeout(&budget.freed, state, span);
-            state.waiting -= 1;
-        }
+        let mut state = lock(&budget.state);
+        state.waiting += 1;
+        // Short: a slot given back between the caller's look and this lock must not cost much.
+        let mut state = wait_timeout(&budget.freed, state, Duration::from_millis(5));
+        state.waiting -= 1;
     }
 }
 
@@ -274,11 +254,32 @@ impl Drop for Slot {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
     use crate::config::SimConfig;
 
-    fn soon() -> Instant {
-        Instant::now() + Duration::from_millis(20)
+    /// A slot, as soon as there is one within `span`.
+    fn take(pool: &Pool, span: Duration) -> Result<Option<Slot>> {
+        let until = Instant::now() + span;
+        loop {
+            if let Some(slot) = pool.reuse() {
+                return Ok(Some(slot));
+            }
+            if Instant::now() >= until {
+                return Ok(None);
+            }
+            if !pool.grow()? {
+                pool.await_slot();
+            }
+        }
+    }
+
+    const SOON: Duration = Duration::from_millis(20);
+
+    /// A slot that must be there.
+    fn slot(pool: &Pool) -> Slot {
+        take(pool, SOON).unwrap().expect("a slot")
     }
 
     fn config(slots: u64) -> Config {
@@ -289,15 +290,15 @@ mod tests {
     fn a_full_pool_makes_callers_wait_and_drops_leave_nothing() {
         let gpu = Gpu::simulated(&SimConfig::default()).unwrap();
         let pool = Pool::new(&gpu, Budget::new(&config(2)));
-        let first = pool.take(soon()).unwrap();
-        let second = pool.take(soon()).unwrap();
-        assert!(pool.take(soon()).unwrap_err().is_timeout());
+        let first = slot(&pool);
+        let second = slot(&pool);
+        assert!(take(&pool, SOON).unwrap().is_none());
         let waiting = std::thread::spawn({
             let pool = pool.clone();
-            move || pool.take(Instant::now() + Duration::from_secs(30)).map(drop)
+            move || take(&pool, Duration::from_secs(30)).unwrap().is_some()
         });
         drop(first);
-        waiting.join().unwrap().unwrap();
+        assert!(waiting.join().unwrap());
         drop(second);
         let usage = pool.usage();
         assert_eq!((usage.idle, usage.busy, usage.peak), (2, 0, 2));
@@ -312,12 +313,12 @@ mod tests {
         let budget = Budget::new(&config(2));
         let one = Pool::new(&gpu, Arc::clone(&budget));
         let two = Pool::new(&gpu, Arc::clone(&budget));
-        drop((one.take(soon()).unwrap(), one.take(soon()).unwrap()));
-        let slots = (two.take(soon()).unwrap(), two.take(soon()).unwrap());
+        drop((slot(&one), slot(&one)));
+        let slots = (slot(&two), slot(&two));
         assert_eq!(gpu.usage().pinned, 2 * SLOT_BYTES, "never more than the budget");
-        assert!(one.take(soon()).unwrap_err().is_timeout());
+        assert!(take(&one, SOON).unwrap().is_none());
         drop(slots);
-        one.take(soon()).unwrap();
+        slot(&one);
     }
 
     #[test]
@@ -326,8 +327,8 @@ mod tests {
         let gpu = Gpu::simulated(&SimConfig::default()).unwrap();
         let pool = Pool::new(&gpu, Budget::new(&config(2)));
         gpu.as_sim().unwrap().faults().arm(Site::Pin, 0, Effect::Fail);
-        assert!(pool.take(soon()).unwrap_err().is_device());
-        let both = (pool.take(soon()).unwrap(), pool.take(soon()).unwrap());
+        assert!(take(&pool, SOON).unwrap_err().is_device());
+        let both = (slot(&pool), slot(&pool));
         drop(both);
     }
 }

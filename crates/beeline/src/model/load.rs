@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use beeline_core::addr::ByteRange;
-use beeline_core::model::{Dtype, Layout, Selection};
+use beeline_core::model::{Dtype, Layout, Placement, Selection};
 use beeline_core::plan::{Mode, StorageRoute};
 
 use super::Model;
@@ -46,6 +46,8 @@ pub struct Loaded {
     pub(super) layout: Layout,
     /// One allocation per device, all with the same layout; empty where there is no byte to load.
     pub(super) devices: Vec<Buffer>,
+    /// Positions in the layout's entries, ordered by name: models of a million tensors exist.
+    by_name: Vec<usize>,
 }
 
 /// One tensor on one device.
@@ -109,7 +111,8 @@ impl Loading {
         self.transfer.as_ref().map(Transfer::progress).unwrap_or_default()
     }
 
-    /// Waits for up to `span` and says whether [`Self::wait`] would return at once.
+    /// Waits for up to `span` and says whether [`Self::wait`] would return at once: the load has
+    /// finished, or its deadline has passed.
     pub fn wait_for(&self, span: std::time::Duration) -> bool {
         self.transfer.as_ref().is_none_or(|transfer| transfer.wait_for(span))
     }
@@ -143,7 +146,8 @@ impl Loading {
         for file in &files {
             file.check_unchanged()?;
         }
-        Ok(Loaded { report, files, layout, devices })
+        let by_name = sorted_by_name(&layout);
+        Ok(Loaded { report, files, layout, devices, by_name })
     }
 }
 
@@ -161,22 +165,36 @@ impl Loaded {
 
     /// The tensor `name` on the first device.
     pub fn tensor(&self, name: &str) -> Option<Tensor> {
-        let index = self.layout.entries.iter().position(|entry| &*entry.name == name)?;
-        self.tensors(0).nth(index)
+        let entry = |position: &usize| self.layout.entries.get(*position);
+        let found = self
+            .by_name
+            .binary_search_by(|at| entry(at).map_or("", |entry| &*entry.name).cmp(name))
+            .ok()?;
+        Some(view(entry(self.by_name.get(found)?)?, self.devices.first()))
     }
 
     /// Every tensor on device number `device`, in file order.
     pub fn tensors(&self, device: usize) -> impl Iterator<Item = Tensor> + '_ {
         let buffer = self.devices.get(device);
-        self.layout.entries.iter().map(move |entry| {
-            let range = ByteRange { start: entry.device_offset, len: entry.len };
-            Tensor {
-                name: entry.name.clone(),
-                dtype: entry.dtype.clone(),
-                shape: entry.shape.clone(),
-                // The layout's ranges lie inside its allocation, so this is `None` only for no bytes.
-                buffer: buffer.filter(|_| entry.len > 0).and_then(|all| all.slice(range).ok()),
-            }
-        })
+        self.layout.entries.iter().map(move |entry| view(entry, buffer))
     }
+}
+
+/// One entry of a layout as a view into its allocation.
+fn view(entry: &Placement, all: Option<&Buffer>) -> Tensor {
+    let range = ByteRange { start: entry.device_offset, len: entry.len };
+    Tensor {
+        name: entry.name.clone(),
+        dtype: entry.dtype.clone(),
+        shape: entry.shape.clone(),
+        // The layout's ranges lie inside its allocation, so this is `None` only for no bytes.
+        buffer: all.filter(|_| entry.len > 0).and_then(|all| all.slice(range).ok()),
+    }
+}
+
+fn sorted_by_name(layout: &Layout) -> Vec<usize> {
+    let mut positions: Vec<usize> = (0..layout.entries.len()).collect();
+    let name = |position: &usize| layout.entries.get(*position).map_or("", |entry| &*entry.name);
+    positions.sort_unstable_by(|a, b| name(a).cmp(name(b)));
+    positions
 }

@@ -121,9 +121,11 @@ impl Model {
     }
 
     fn add(&mut self, path: &Path) -> Result<()> {
-        if path.is_dir() {
-            return self.add(&in_folder(path)?);
-        }
+        // Resolved once: what a folder holds is a file, however the folder's links are tied.
+        if path.is_dir() { self.add_named(&in_folder(path)?) } else { self.add_named(path) }
+    }
+
+    fn add_named(&mut self, path: &Path) -> Result<()> {
         if path.to_string_lossy().ends_with(INDEX_SUFFIX) {
             return self.add_index(path);
         }
@@ -206,7 +208,8 @@ fn broken_index(path: &Path, error: IndexError) -> Error {
 fn in_folder(folder: &Path) -> Result<PathBuf> {
     let names = list(folder)?;
     let with = |suffix: &str| -> Vec<&String> {
-        names.iter().filter(|name| name.ends_with(suffix)).collect()
+        let named = names.iter().filter(|name| name.ends_with(suffix));
+        named.filter(|name| !folder.join(name).is_dir()).collect()
     };
     let indexes = with(&format!("{FILE_SUFFIX}{INDEX_SUFFIX}"));
     match (indexes.as_slice(), with(FILE_SUFFIX).as_slice()) {

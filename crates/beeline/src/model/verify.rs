@@ -42,8 +42,9 @@ impl Loaded {
     /// is read again by plain system calls.
     ///
     /// # Errors
-    /// What reading the file or the device says; `is_cancelled`. Differences are no error: they are
-    /// in [`Verified::mismatches`].
+    /// What reading the file or the device says; `is_cancelled`; `is_corrupt` (`file-changed`) where
+    /// a file is no longer what was loaded, and so no witness. Differences are no error: they are in
+    /// [`Verified::mismatches`].
     pub fn verify(&self, cancel: Option<&CancelToken>) -> Result<Verified> {
         let mut verified = Verified::default();
         let mut readers = self.devices.iter().map(Reader::new).collect::<Result<Vec<_>>>()?;
@@ -71,6 +72,9 @@ impl Loaded {
                     verified.mismatches.push(Mismatch { tensor, device, file_crc, device_crc });
                 }
             }
+        }
+        for file in &self.files {
+            file.check_unchanged()?;
         }
         Ok(verified)
     }

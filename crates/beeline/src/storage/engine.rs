@@ -11,12 +11,12 @@ use beeline_core::segment::Segment;
 use beeline_core::transfer::{Grid, split};
 
 use super::file::File;
-use super::job::{CancelToken, Job, Transfer};
-use super::worker::Worker;
+use super::job::{CancelToken, Claim, Job, Transfer};
+use super::worker::{Held, Worker};
 use crate::config::{Config, SLOT_BYTES};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Buffer, DeviceId, Gpu};
-use crate::memory::{Budget, Pool, PoolUsage};
+use crate::memory::{Budget, Pool, PoolUsage, Slot};
 use crate::{lock, wait_timeout};
 
 /// Bytes of a mapped chunk: registering page cache costs per call, so pieces are large.
@@ -110,12 +110,14 @@ struct Queue {
 }
 
 /// What others see of one worker.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Mark {
     /// When it went into the system call it is in, in nanoseconds of the engine's clock; 0 outside.
     busy_since: AtomicU64,
     /// Set once another worker has taken its place.
     replaced: AtomicU64,
+    /// What it has in flight, while it is in a call that may block.
+    held: Mutex<Option<Held>>,
 }
 
 impl Engine {
@@ -173,7 +175,12 @@ impl Engine {
         let slots = usize::try_from(bytes.div_ceil(SLOT_BYTES)).unwrap_or(usize::MAX);
         let mut held = Vec::new();
         while held.len() < slots.min(self.shared.config.slots()) {
-            let Some(slot) = self.shared.pool.try_take()? else { break };
+            let Some(slot) = self.shared.pool.reuse() else {
+                if self.shared.pool.grow()? {
+                    continue;
+                }
+                break;
+            };
             if let Some(memory) = slot.memory() {
                 // Refusal (before Linux 5.14) costs only the page faults of the first use.
                 let _ = memory.mem().populate();
@@ -193,11 +200,12 @@ impl Engine {
             token.check()?;
         }
         check_bounds(&request)?;
-        let plans = plans(&request)?;
+        let plans = plans(&request, &self.shared.config)?;
         let mapped = plans.iter().any(|plan| {
             plan.choices.first().is_some_and(|c| c.route == StorageRoute::MappedPageCache)
         });
-        let transfer = split(&request.segments, grid(&request, mapped))
+        let grid = grid(&request, mapped, self.shared.config.chunk_bytes);
+        let transfer = split(&request.segments, grid)
             .map_err(|error| Error::refused("cannot plan the transfer").because(error))?;
         let what = describe(&request);
         let files = request.files.into_iter().zip(plans).collect();
@@ -231,7 +239,7 @@ impl Engine {
         let mut queue = lock(&self.shared.queue);
         queue.jobs.push_back(Arc::clone(job));
         while queue.workers.len() < wanted {
-            if let Err(error) = self.shared.spawn(&mut queue) {
+            if let Err(error) = self.shared.spawn(&mut queue, None) {
                 if queue.workers.is_empty() {
                     queue.jobs.pop_back();
                     return Err(error);
@@ -272,9 +280,10 @@ impl fmt::Debug for Engine {
 }
 
 impl Shared {
-    fn spawn(self: &Arc<Self>, queue: &mut Queue) -> Result<()> {
+    /// Starts a worker; one that takes the place of `stuck` carries on with what that one has in flight.
+    fn spawn(self: &Arc<Self>, queue: &mut Queue, stuck: Option<Arc<Mark>>) -> Result<()> {
         let mark = Arc::new(Mark::default());
-        let worker = Worker::new(Arc::clone(self), Arc::clone(&mark));
+        let worker = Worker::new(Arc::clone(self), Arc::clone(&mark), stuck);
         std::thread::Builder::new()
             .name("beeline-io".to_owned())
             .spawn(move || worker.run())
@@ -283,23 +292,31 @@ impl Shared {
         Ok(())
     }
 
-    /// The next chunk of any job, jobs taking turns. `slot` says whether the caller has a slot to
-    /// put it in, `mapped` whether it takes chunks that need none.
-    pub(super) fn claim(&self, slot: bool, mapped: bool) -> Option<(Arc<Job>, usize)> {
+    /// The next chunk of any job, jobs taking turns, with an idle slot to put it in where it needs
+    /// one. `mapped` says whether the caller takes chunks that need none.
+    pub(super) fn claim(&self, mapped: bool) -> Option<(Arc<Job>, usize, Option<Slot>)> {
         let mut queue = lock(&self.queue);
         for _ in 0..queue.jobs.len() {
             let job = queue.jobs.pop_front()?;
-            if !(if job.mapped { mapped } else { slot }) {
-                queue.jobs.push_back(job);
-                continue;
+            match job.claim(mapped, &self.pool) {
+                Claim::Chunk(chunk, slot) => {
+                    queue.jobs.push_back(Arc::clone(&job));
+                    return Some((job, chunk, slot));
+                }
+                Claim::Later => queue.jobs.push_back(job),
+                // It leaves the queue and finishes with its last chunk.
+                Claim::Nothing => {}
             }
-            if let Some(chunk) = job.claim() {
-                queue.jobs.push_back(Arc::clone(&job));
-                return Some((job, chunk));
-            }
-            // Nothing left to claim: the job leaves the queue and finishes with its last chunk.
         }
         None
+    }
+
+    /// No slot can be had: one of the jobs that wait for one fails with `error`.
+    pub(super) fn fail_waiting(&self, error: Error) {
+        let job = lock(&self.queue).jobs.iter().find(|job| !job.mapped).cloned();
+        if let Some(job) = job {
+            job.stop(error, self);
+        }
     }
 
     /// What kinds of chunks are waiting: such as need a slot, and mapped ones.
@@ -311,27 +328,24 @@ impl Shared {
     }
 
     /// Waits for work. False where the worker shall leave: the engine is gone, another has its place,
-    /// or only a deep thread pool needed it.
+    /// or only a deep thread pool needed it. It no longer counts as a worker then: decided and counted
+    /// under one lock, so that neither all leave at once nor a new job relies on one that is leaving.
     pub(super) fn await_work(&self, mark: &Arc<Mark>) -> bool {
         let since = Instant::now();
         let mut queue = lock(&self.queue);
         loop {
-            if queue.stopping || mark.replaced.load(Ordering::Relaxed) != 0 {
-                return false;
-            }
-            if !queue.jobs.is_empty() {
+            let replaced = mark.replaced.load(Ordering::Relaxed) != 0;
+            if !queue.stopping && !replaced && !queue.jobs.is_empty() {
                 return true;
             }
-            if queue.workers.len() > self.config.threads && since.elapsed() > IDLE_TIMEOUT {
+            let idle = queue.workers.len() > self.config.threads && since.elapsed() > IDLE_TIMEOUT;
+            if queue.stopping || replaced || idle {
+                queue.workers.retain(|other| !Arc::ptr_eq(other, mark));
+                self.left.notify_all();
                 return false;
             }
             queue = wait_timeout(&self.work, queue, IDLE_TIMEOUT);
         }
-    }
-
-    pub(super) fn leave(&self, mark: &Arc<Mark>) {
-        lock(&self.queue).workers.retain(|other| !Arc::ptr_eq(other, mark));
-        self.left.notify_all();
     }
 
     /// A job has finished; workers that wait for its slots look again.
@@ -351,7 +365,8 @@ impl Shared {
             .cloned()
             .collect();
         for mark in stuck {
-            if queue.workers.len() < most && self.spawn(&mut queue).is_ok() {
+            let place = Some(Arc::clone(&mark));
+            if queue.workers.len() < most && self.spawn(&mut queue, place).is_ok() {
                 mark.replaced.store(1, Ordering::Relaxed);
             }
         }
@@ -377,6 +392,16 @@ impl Shared {
 }
 
 impl Mark {
+    /// Leaves what a worker has in flight to whoever may take its place.
+    pub(super) fn leave_behind(&self, held: Held) {
+        *lock(&self.held) = Some(held);
+    }
+
+    /// What was left behind, once.
+    pub(super) fn take_over(&self) -> Option<Held> {
+        lock(&self.held).take()
+    }
+
     fn is_stuck(&self, now: u64) -> bool {
         let since = self.busy_since.load(Ordering::Relaxed);
         since != 0 && Duration::from_nanos(now.saturating_sub(since)) > STUCK_AFTER
@@ -418,14 +443,14 @@ fn is_write(request: &Request) -> bool {
     request.operation == Operation::Write
 }
 
-fn plans(request: &Request) -> Result<Vec<Plan<StorageRoute>>> {
-    let Some(device) = request.devices.first() else { return Ok(Vec::new()) };
-    let gpu = device.gpu();
+fn plans(request: &Request, config: &Config) -> Result<Vec<Plan<StorageRoute>>> {
+    let gpus: Vec<Gpu> = request.devices.iter().map(Buffer::gpu).collect();
+    let Some(gpu) = gpus.first() else { return Ok(Vec::new()) };
     let ask =
         StorageRequest { operation: request.operation, mode: request.mode, route: request.route };
     let plan = |file: &Arc<File>| {
-        let plan = file.plan(&gpu, ask);
-        if plan.choices.is_empty() { Err(no_route(file, &gpu, request, plan)) } else { Ok(plan) }
+        let plan = file.plan_for(&gpus, ask, config.io_uring);
+        if plan.choices.is_empty() { Err(no_route(file, gpu, request, plan)) } else { Ok(plan) }
     };
     request.files.iter().map(plan).collect()
 }
@@ -462,11 +487,13 @@ fn no_route(file: &File, gpu: &Gpu, request: &Request, plan: Plan<StorageRoute>)
     }
 }
 
-fn grid(request: &Request, mapped: bool) -> Grid {
+fn grid(request: &Request, mapped: bool, chunk_bytes: u64) -> Grid {
     let block = request.files.iter().map(|file| file.block_bytes()).max().unwrap_or(4096);
     // A write must not touch the gap between two segments, however small.
     let block_bytes = if is_write(request) { 1 } else { block };
-    Grid { slot_bytes: if mapped { MAPPED_BYTES } else { SLOT_BYTES }, block_bytes }
+    // A block of a drive may be larger than a small chunk, never than a slot.
+    let chunk = chunk_bytes.clamp(block.min(SLOT_BYTES), SLOT_BYTES);
+    Grid { slot_bytes: if mapped { MAPPED_BYTES } else { chunk }, block_bytes }
 }
 
 fn describe(request: &Request) -> String {
@@ -474,5 +501,44 @@ fn describe(request: &Request) -> String {
     match request.files.as_slice() {
         [file] => format!("{verb} {}", file.path().display()),
         files => format!("{verb} {} files", files.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::SimConfig;
+
+    #[test]
+    fn workers_of_a_deep_thread_pool_leave_and_the_others_stay() {
+        let gpu = Gpu::simulated(&SimConfig::default()).unwrap();
+        let config = Config { threads: 2, queue_depth: 16, ..Config::default() };
+        let engine = Engine::new(&gpu, config);
+        let workers = || lock(&engine.shared.queue).workers.len();
+        {
+            let mut queue = lock(&engine.shared.queue);
+            while queue.workers.len() < 16 {
+                engine.shared.spawn(&mut queue, None).unwrap();
+            }
+        }
+        // They all find the queue empty at about the same time.
+        let until = Instant::now() + Duration::from_secs(60);
+        while workers() > 2 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        std::thread::sleep(IDLE_TIMEOUT);
+        assert_eq!(workers(), 2);
+    }
+
+    #[test]
+    fn a_worker_told_to_leave_no_longer_counts_as_one() {
+        let gpu = Gpu::simulated(&SimConfig::default()).unwrap();
+        let engine = Engine::new(&gpu, Config::default());
+        let leaving = Arc::new(Mark::default());
+        lock(&engine.shared.queue).workers.push(Arc::clone(&leaving));
+        leaving.replaced.store(1, Ordering::Relaxed);
+        assert!(!engine.shared.await_work(&leaving));
+        // A job that comes now starts a worker of its own instead of waiting for this one.
+        assert_eq!(lock(&engine.shared.queue).workers.len(), 0);
     }
 }

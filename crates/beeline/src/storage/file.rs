@@ -132,7 +132,30 @@ impl File {
 
     /// The routes between this file and `gpu`.
     pub fn plan(&self, gpu: &Gpu, request: StorageRequest) -> Plan<StorageRoute> {
-        plan::storage(request, &self.facts, &device_facts(gpu), host_facts())
+        self.plan_for(std::slice::from_ref(gpu), request, true)
+    }
+
+    /// [`Self::plan`] for a request that names several devices: what one of them cannot do, no chunk
+    /// can. `io_uring` is the engine's own setting.
+    pub(super) fn plan_for(
+        &self,
+        gpus: &[Gpu],
+        request: StorageRequest,
+        io_uring: bool,
+    ) -> Plan<StorageRoute> {
+        let device = gpus.iter().map(device_facts).reduce(|all, one| DeviceFacts {
+            simulated: all.simulated || one.simulated,
+            reads_file_pages: all.reads_file_pages && one.reads_file_pages,
+            has_window: all.has_window && one.has_window,
+        });
+        let none = DeviceFacts { simulated: false, reads_file_pages: false, has_window: false };
+        let device = device.unwrap_or(none);
+        if io_uring {
+            return plan::storage(request, &self.facts, &device, &host_facts());
+        }
+        let detail = "the engine's configuration turns it off".to_owned();
+        let host = HostFacts { io_uring: IoUring::No(Code::IoUringDenied, detail) };
+        plan::storage(request, &self.facts, &device, &host)
     }
 
     /// The state of its contents when it was opened.
@@ -272,6 +295,7 @@ fn fs_name(magic: u64) -> String {
         OVERLAY_MAGIC => "overlayfs",
         PROC_MAGIC => "procfs",
         SYSFS_MAGIC => "sysfs",
+        sys::BDEVFS_MAGIC => "block device",
         0xef53 => "ext4",
         0x5846_5342 => "xfs",
         0x9123_683e => "btrfs",
@@ -359,23 +383,33 @@ fn device_facts(gpu: &Gpu) -> DeviceFacts {
     }
 }
 
-/// What is known of this host; asked once per process.
-pub(super) fn host_facts() -> &'static HostFacts {
-    static FACTS: OnceLock<HostFacts> = OnceLock::new();
-    FACTS.get_or_init(|| {
-        if !crate::config::Config::from_env().io_uring {
-            let detail = "BEELINE_IO_URING=0".to_owned();
-            return HostFacts { io_uring: IoUring::No(Code::IoUringDenied, detail) };
-        }
-        let io_uring = match Uring::new(1) {
-            Ok(_) => IoUring::Yes,
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                IoUring::No(Code::IoUringAbsent, error.to_string())
+/// What is known of this host. What the kernel answers for good is asked once per process; a lack of
+/// descriptors or memory passes, and is asked about again.
+fn host_facts() -> HostFacts {
+    static ANSWER: OnceLock<HostFacts> = OnceLock::new();
+    if let Some(known) = ANSWER.get() {
+        return known.clone();
+    }
+    if !crate::config::Config::from_env().io_uring {
+        let detail = "BEELINE_IO_URING=0".to_owned();
+        return remember(&ANSWER, IoUring::No(Code::IoUringDenied, detail));
+    }
+    match Uring::new(1) {
+        Ok(_) => remember(&ANSWER, IoUring::Yes),
+        Err(error) => match error.kind() {
+            io::ErrorKind::Unsupported => {
+                remember(&ANSWER, IoUring::No(Code::IoUringAbsent, error.to_string()))
             }
-            Err(error) => IoUring::No(Code::IoUringDenied, error.to_string()),
-        };
-        HostFacts { io_uring }
-    })
+            io::ErrorKind::PermissionDenied => {
+                remember(&ANSWER, IoUring::No(Code::IoUringDenied, error.to_string()))
+            }
+            _ => HostFacts { io_uring: IoUring::No(Code::IoUringDenied, error.to_string()) },
+        },
+    }
+}
+
+fn remember(answer: &OnceLock<HostFacts>, io_uring: IoUring) -> HostFacts {
+    answer.get_or_init(|| HostFacts { io_uring }).clone()
 }
 
 #[cfg(test)]

@@ -12,7 +12,21 @@ use super::file::File;
 use super::report::{Report, RouteReport};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Buffer;
+use crate::memory::{Pool, Slot};
 use crate::{lock, wait_timeout};
+
+/// How often a wait looks whether a worker is stuck.
+const LOOK_AFTER: Duration = Duration::from_millis(100);
+
+/// What a worker gets of a job.
+pub(super) enum Claim {
+    /// This chunk, and the slot for it unless it is mapped.
+    Chunk(usize, Option<Slot>),
+    /// There are chunks, but not for this worker now.
+    Later,
+    /// There are none any more.
+    Nothing,
+}
 
 /// A request, split and planned, shared by the workers that carry it out.
 pub(super) struct Job {
@@ -69,14 +83,21 @@ impl Job {
         }
     }
 
-    /// The next chunk to work on, if any is left.
-    pub(super) fn claim(&self) -> Option<usize> {
+    /// The next chunk to work on, if any is left, with the idle slot it needs. In one step: a slot is
+    /// never taken for a chunk that another worker gets, so a caller that saw the job finish finds
+    /// every slot of it idle.
+    pub(super) fn claim(&self, mapped: bool, pool: &Pool) -> Claim {
         let mut state = lock(&self.state);
         if state.stopped || state.claimed == self.split.chunks.len() {
-            return None;
+            return Claim::Nothing;
+        }
+        let slot = if self.mapped { None } else { pool.reuse() };
+        if !(if self.mapped { mapped } else { slot.is_some() }) {
+            return Claim::Later;
         }
         state.claimed += 1;
-        Some(state.claimed - 1)
+        state.slots += usize::from(slot.is_some());
+        Claim::Chunk(state.claimed - 1, slot)
     }
 
     /// Whether nobody wants the rest any more.
@@ -95,21 +116,20 @@ impl Job {
         self.files.get(chunk.file as usize).map(|(_, plan)| plan)
     }
 
-    pub(super) fn hold_slot(&self) {
-        lock(&self.state).slots += 1;
+    /// Its slot can be used by others from now on. Told before the slot goes back to the pool, so that
+    /// no more slots ever count as quarantined than as busy.
+    pub(super) fn release_slot(&self, shared: &Shared) {
+        let mut state = lock(&self.state);
+        state.slots -= 1;
+        if state.abandoned {
+            shared.pool.unquarantine(1);
+        }
     }
 
-    /// A chunk is finished, well or badly; `slot` says whether it held a slot, which its caller gives
-    /// back after this call.
-    pub(super) fn finish(&self, outcome: Result<RouteReport>, slot: bool, shared: &Shared) {
+    /// A chunk is finished, well or badly, and holds no slot any more.
+    pub(super) fn finish(&self, outcome: Result<RouteReport>, shared: &Shared) {
         let mut state = lock(&self.state);
         state.finished += 1;
-        if slot {
-            state.slots -= 1;
-            if state.abandoned {
-                shared.pool.unquarantine(1);
-            }
-        }
         match outcome {
             Ok(part) => {
                 state.report.bytes += part.bytes;
@@ -163,6 +183,13 @@ impl State {
         self.stopped = true;
         self.error.get_or_insert(error);
     }
+
+    /// Counts the slots in flight as nobody's any more; once.
+    fn quarantine(&mut self, shared: &Shared) {
+        if !std::mem::replace(&mut self.abandoned, true) {
+            shared.pool.quarantine(self.slots);
+        }
+    }
 }
 
 /// How far a transfer is.
@@ -189,7 +216,7 @@ impl Transfer {
         Progress { done: lock(&self.job.state).report.bytes, total: self.job.split.bytes }
     }
 
-    /// Whether [`Self::wait`] would return at once.
+    /// Whether everything has finished, well or badly.
     pub fn is_finished(&self) -> bool {
         lock(&self.job.state).finished_at.is_some()
     }
@@ -200,17 +227,51 @@ impl Transfer {
         self.job.stop(cancelled(), &self.shared);
     }
 
-    /// Waits for up to `span` and says whether the transfer has finished.
+    /// Waits for up to `span` and says whether [`Self::wait`] would return at once: the transfer has
+    /// finished, or its deadline has passed, or it has made no progress for too long.
     pub fn wait_for(&self, span: Duration) -> bool {
-        let until = Instant::now() + span;
+        // A span without an end in sight is no reason to overflow.
+        let until = Instant::now().checked_add(span);
         let mut state = lock(&self.job.state);
         loop {
             let now = Instant::now();
-            if state.finished_at.is_some() || now >= until {
-                return state.finished_at.is_some();
+            if state.finished_at.is_some() || self.overdue(&state, now).is_some() {
+                return true;
             }
-            state = wait_timeout(&self.job.done, state, until - now);
+            if until.is_some_and(|until| now >= until) {
+                return false;
+            }
+            let stalled = self.stalled(&state, now);
+            let step = [until, self.deadline]
+                .into_iter()
+                .flatten()
+                .map(|end| end.saturating_duration_since(now))
+                .fold(LOOK_AFTER, Duration::min);
+            if stalled > Duration::from_secs(1) {
+                drop(state);
+                self.shared.replace_stuck();
+                state = lock(&self.job.state);
+                if state.finished_at.is_some() {
+                    return true;
+                }
+            }
+            state = wait_timeout(&self.job.done, state, step);
         }
+    }
+
+    /// Why the wait shall end although the transfer has not.
+    fn overdue(&self, state: &State, now: Instant) -> Option<String> {
+        if let Some(deadline) = self.deadline {
+            return (now >= deadline).then(|| "did not finish by its deadline".to_owned());
+        }
+        let stalled = self.stalled(state, now);
+        let too_long = stalled > self.shared.config.stall_timeout;
+        too_long.then(|| format!("made no progress for {:.0} s", stalled.as_secs_f64()))
+    }
+
+    /// For how long nothing has finished.
+    fn stalled(&self, state: &State, now: Instant) -> Duration {
+        now.saturating_duration_since(state.last_progress.unwrap_or(self.job.started_at))
     }
 
     /// Waits until the transfer has finished.
@@ -228,29 +289,19 @@ impl Transfer {
     /// # Errors
     /// Those of [`Self::wait`].
     pub fn wait_with(self, mut tick: impl FnMut(Progress)) -> Result<Report> {
-        loop {
-            if self.wait_for(Duration::from_millis(100)) {
-                return self.result();
-            }
+        while !self.wait_for(LOOK_AFTER) {
             tick(self.progress());
-            let now = Instant::now();
-            let last = lock(&self.job.state).last_progress.unwrap_or(self.job.started_at);
-            let stalled = now.saturating_duration_since(last);
-            if stalled > Duration::from_secs(1) {
-                self.shared.replace_stuck();
-            }
-            if self.deadline.is_some_and(|deadline| now >= deadline) {
-                return Err(self.abandon("did not finish by its deadline"));
-            }
-            if self.deadline.is_none() && stalled > self.shared.config.stall_timeout {
-                let text = format!("made no progress for {:.0} s", stalled.as_secs_f64());
-                return Err(self.abandon(&text));
-            }
         }
+        let state = lock(&self.job.state);
+        if state.finished_at.is_some() {
+            return self.result(state);
+        }
+        // It may have moved on between the two looks, but its owner's time is up all the same.
+        let why = self.overdue(&state, Instant::now());
+        Err(self.abandon(state, &why.unwrap_or_else(|| "made no progress for too long".to_owned())))
     }
 
-    fn result(&self) -> Result<Report> {
-        let mut state = lock(&self.job.state);
+    fn result(&self, mut state: MutexGuard<'_, State>) -> Result<Report> {
         if let Some(error) = state.error.take() {
             return Err(error);
         }
@@ -261,13 +312,10 @@ impl Transfer {
     }
 
     /// Gives up the wait: what is in flight stays with the workers, and is counted.
-    fn abandon(&self, why: &str) -> Error {
-        let mut state = lock(&self.job.state);
+    fn abandon(&self, mut state: MutexGuard<'_, State>, why: &str) -> Error {
         state.stopped = true;
         let in_flight = state.claimed - state.finished;
-        if !std::mem::replace(&mut state.abandoned, true) {
-            self.shared.pool.quarantine(state.slots);
-        }
+        state.quarantine(&self.shared);
         let total = self.job.split.bytes;
         Error::new(
             Kind::Timeout,
@@ -283,8 +331,13 @@ impl Transfer {
 
 impl Drop for Transfer {
     fn drop(&mut self) {
-        if !self.is_finished() {
-            self.cancel();
+        if self.is_finished() {
+            return;
+        }
+        self.cancel();
+        let mut state = lock(&self.job.state);
+        if state.finished_at.is_none() {
+            state.quarantine(&self.shared);
         }
     }
 }

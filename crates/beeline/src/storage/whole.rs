@@ -124,7 +124,10 @@ fn open_temporary(target: &Path, mode: u32) -> Result<(OwnedFd, Option<PathBuf>)
     let folder = folder_of(target);
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let mode = Mode::from_raw_mode(mode & 0o7777);
-    if let Ok(fd) = rustix::fs::open(folder, flags | OFlags::TMPFILE, mode) {
+    if let Ok(fd) = rustix::fs::open(folder, flags | OFlags::TMPFILE, mode)
+        // `link` will need it; better no nameless file than one that can never get its name.
+        && Path::new(&own_path(&fd)).exists()
+    {
         return Ok((fd, None));
     }
     for _ in 0..100 {
@@ -160,7 +163,7 @@ fn reserve(fd: &OwnedFd, size: u64, target: &Path) -> Result<()> {
 
 /// Gives a nameless file a temporary name beside `target`.
 fn link(fd: impl AsFd, target: &Path) -> io::Result<PathBuf> {
-    let source = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
+    let source = own_path(&fd);
     for _ in 0..100 {
         let name = temporary_name(target);
         match rustix::fs::linkat(CWD, &source, CWD, &name, AtFlags::SYMLINK_FOLLOW) {
@@ -170,6 +173,11 @@ fn link(fd: impl AsFd, target: &Path) -> io::Result<PathBuf> {
         }
     }
     Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// The name that procfs, where it is mounted, gives an open file.
+fn own_path(fd: impl AsFd) -> String {
+    format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
 }
 
 fn temporary_name(target: &Path) -> PathBuf {

@@ -38,8 +38,19 @@ const WRITE_ALIGN: u64 = 4096;
 pub(super) struct Worker {
     shared: Arc<Shared>,
     mark: Arc<Mark>,
-    ring: Option<Uring>,
+    /// The worker whose place this one takes, until it has taken over what that one has in flight.
+    stuck: Option<Arc<Mark>>,
     streams: Vec<(DeviceId, Stream)>,
+    held: Held,
+}
+
+/// What one worker has in flight. It is left with its [`Mark`] during a call that may block, so that a
+/// file that does not answer holds up nobody else's chunks: whoever takes the worker's place takes
+/// them over.
+#[derive(Default)]
+pub(super) struct Held {
+    /// Its tokens are indices of `flights`.
+    ring: Option<Uring>,
     flights: Vec<Option<Flight>>,
 }
 
@@ -75,13 +86,16 @@ enum Step {
 }
 
 impl Worker {
-    pub(super) fn new(shared: Arc<Shared>, mark: Arc<Mark>) -> Self {
-        Self { shared, mark, ring: None, streams: Vec::new(), flights: Vec::new() }
+    pub(super) fn new(shared: Arc<Shared>, mark: Arc<Mark>, stuck: Option<Arc<Mark>>) -> Self {
+        Self { shared, mark, stuck, streams: Vec::new(), held: Held::default() }
     }
 
     pub(super) fn run(mut self) {
         if let Some(node) = self.shared.node {
             stay_near(node);
+        }
+        if let Some(held) = self.stuck.take().and_then(|stuck| stuck.take_over()) {
+            self.held = held;
         }
         loop {
             let moved = self.reap_io() | self.retire_copies();
@@ -94,11 +108,10 @@ impl Worker {
                 break;
             }
         }
-        self.shared.leave(&self.mark);
     }
 
     fn in_flight(&self) -> usize {
-        self.flights.iter().flatten().count()
+        self.held.flights.iter().flatten().count()
     }
 
     /// Takes one more chunk, if there is one and room for it.
@@ -107,47 +120,43 @@ impl Worker {
         if !(wants_slot || wants_mapped) || self.in_flight() >= self.shared.depth_per_worker() {
             return false;
         }
-        let mapped_in_flight = self.flights.iter().flatten().filter(|f| f.slot.is_none()).count();
+        let mapped_in_flight =
+            self.held.flights.iter().flatten().filter(|f| f.slot.is_none()).count();
         let mapped = wants_mapped && mapped_in_flight < MAPPED_IN_FLIGHT;
-        let slot = match wants_slot.then(|| self.shared.pool.try_take()).transpose() {
-            Ok(slot) => slot.flatten(),
-            Err(error) => return self.fail_next(error),
-        };
-        let Some((job, chunk)) = self.shared.claim(slot.is_some(), mapped) else { return false };
-        let slot = if job.mapped { None } else { slot };
-        if slot.is_some() {
-            job.hold_slot();
+        if let Some((job, chunk, slot)) = self.shared.claim(mapped) {
+            self.start(Flight::new(job, chunk, slot));
+            return true;
         }
-        self.start(Flight::new(job, chunk, slot));
-        true
-    }
-
-    /// No slot can be had at all: the job that would have used it fails.
-    fn fail_next(&self, error: Error) -> bool {
-        let Some((job, _)) = self.shared.claim(true, false) else { return false };
-        job.finish(Err(error), false, &self.shared);
-        true
+        // Asked again: what the claim found exhausted has left the queue.
+        if !self.shared.waiting().0 {
+            return false;
+        }
+        match self.shared.pool.grow() {
+            Ok(grown) => grown,
+            Err(error) => {
+                self.shared.fail_waiting(error);
+                true
+            }
+        }
     }
 
     /// Waits, with nothing in flight, until there may be something to start.
     fn await_start(&self) -> bool {
         if self.shared.waiting().0 {
             // A job is there but no slot: they come back one by one, so look again soon.
-            if let Ok(slot) = self.shared.pool.take(Instant::now() + LONG) {
-                drop(slot);
-            }
+            self.shared.pool.await_slot();
         }
         self.shared.await_work(&self.mark)
     }
 
     /// Waits until something in flight may have moved on.
     fn await_flight(&mut self) {
-        let copying = self.flights.iter().flatten().find_map(Flight::first_event).cloned();
-        let reading = self.ring.as_ref().is_some_and(|ring| ring.in_flight() > 0);
+        let copying = self.held.flights.iter().flatten().find_map(Flight::first_event).cloned();
+        let reading = self.held.ring.as_ref().is_some_and(|ring| ring.in_flight() > 0);
         match (reading, copying) {
             (true, copying) => {
                 let span = if copying.is_some() { GLANCE } else { LONG };
-                if let Some(ring) = &mut self.ring
+                if let Some(ring) = &mut self.held.ring
                     && ring.wait(span).is_err()
                 {
                     // The kernel refuses to wait (out of memory for a moment); try again shortly.
@@ -166,7 +175,7 @@ impl Worker {
     /// Looks at what the kernel has finished.
     fn reap_io(&mut self) -> bool {
         let mut any = self.release_held();
-        while let Some(done) = self.ring.as_mut().and_then(Uring::poll) {
+        while let Some(done) = self.held.ring.as_mut().and_then(Uring::poll) {
             any = true;
             let Ok(index) = usize::try_from(done.token) else { continue };
             self.advance(index, |worker, flight| worker.after_io(flight, done.result));
@@ -177,11 +186,12 @@ impl Worker {
     /// Starts requests whose injected hang is over.
     fn release_held(&mut self) -> bool {
         let mut any = false;
-        for index in 0..self.flights.len() {
-            let released = self.flights.get(index).and_then(Option::as_ref).is_some_and(|flight| {
-                let Stage::Held(ticket) = flight.stage else { return false };
-                flight.file().is_some_and(|file| file.faults().is_released(ticket))
-            });
+        for index in 0..self.held.flights.len() {
+            let released =
+                self.held.flights.get(index).and_then(Option::as_ref).is_some_and(|flight| {
+                    let Stage::Held(ticket) = flight.stage else { return false };
+                    flight.file().is_some_and(|file| file.faults().is_released(ticket))
+                });
             if released {
                 any = true;
                 self.advance(index, |worker, flight| {
@@ -198,8 +208,8 @@ impl Worker {
     /// Looks at what the device has finished.
     fn retire_copies(&mut self) -> bool {
         let mut any = false;
-        for index in 0..self.flights.len() {
-            let outcome = match self.flights.get_mut(index).and_then(Option::as_mut) {
+        for index in 0..self.held.flights.len() {
+            let outcome = match self.held.flights.get_mut(index).and_then(Option::as_mut) {
                 Some(Flight { stage: Stage::Copying(events), .. }) => settled(events),
                 _ => continue,
             };
@@ -208,7 +218,7 @@ impl Worker {
             }
             any = true;
             self.advance(index, |worker, flight| {
-                outcome?;
+                outcome.map_err(|error| flight.copy_failed(error))?;
                 flight.filling = false;
                 match flight.job.operation {
                     Operation::Read => Ok(Step::Done),
@@ -221,14 +231,14 @@ impl Worker {
 
     /// Begins with a claimed chunk.
     fn start(&mut self, flight: Flight) {
-        let index = match self.flights.iter().position(Option::is_none) {
+        let index = match self.held.flights.iter().position(Option::is_none) {
             Some(index) => index,
             None => {
-                self.flights.push(None);
-                self.flights.len() - 1
+                self.held.flights.push(None);
+                self.held.flights.len() - 1
             }
         };
-        if let Some(place) = self.flights.get_mut(index) {
+        if let Some(place) = self.held.flights.get_mut(index) {
             *place = Some(flight);
         }
         self.advance(index, |worker, flight| match flight.job.operation {
@@ -237,16 +247,30 @@ impl Worker {
         });
     }
 
+    /// Runs `call`, which may block for as long as a file does not answer.
+    fn blocking<T>(&mut self, call: impl FnOnce() -> T) -> T {
+        self.mark.leave_behind(std::mem::take(&mut self.held));
+        let out = self.shared.blocking(&self.mark, call);
+        // Nothing is left where another worker has taken this one's place meanwhile.
+        self.held = self.mark.take_over().unwrap_or_default();
+        out
+    }
+
     /// Takes flight `index` through `step` and puts it back, or finishes it.
     fn advance(&mut self, index: usize, step: impl FnOnce(&mut Self, &mut Flight) -> Result<Step>) {
-        let Some(mut flight) = self.flights.get_mut(index).and_then(Option::take) else { return };
+        let Some(mut flight) = self.held.flights.get_mut(index).and_then(Option::take) else {
+            return;
+        };
         let before = thread::cpu_time();
         let outcome = step(self, &mut flight);
         flight.cpu += thread::cpu_time().saturating_sub(before);
         match outcome {
             Ok(Step::On(stage)) => {
                 flight.stage = stage;
-                if let Some(place) = self.flights.get_mut(index) {
+                if index >= self.held.flights.len() {
+                    self.held.flights.resize_with(index + 1, || None);
+                }
+                if let Some(place) = self.held.flights.get_mut(index) {
                     *place = Some(flight);
                 }
             }
@@ -283,7 +307,7 @@ impl Worker {
     }
 
     /// Reads the rest of the chunk with system calls that wait.
-    fn read_blocking(&self, flight: &mut Flight, direct: bool) -> Result<()> {
+    fn read_blocking(&mut self, flight: &mut Flight, direct: bool) -> Result<()> {
         let job = Arc::clone(&flight.job);
         let (chunk, _, file) = job.chunk(flight.chunk).ok_or_else(lost)?;
         let need = chunk.want.end() - chunk.span.start;
@@ -298,9 +322,10 @@ impl Worker {
             let end = if direct { chunk.span.len } else { need };
             let at = chunk.span.start + flight.moved;
             let slot = flight.slot.as_ref().and_then(Slot::memory).ok_or_else(lost)?;
-            let n = self.shared.blocking(&self.mark, || {
-                let most = file.faults().hit(end - flight.moved)?;
-                let n = sys::pread(fd.as_fd(), slot.mem(), flight.moved, end - flight.moved, at)?;
+            let moved = flight.moved;
+            let n = self.blocking(|| {
+                let most = file.faults().hit(end - moved)?;
+                let n = sys::pread(fd.as_fd(), slot.mem(), moved, end - moved, at)?;
                 Ok::<u64, io::Error>(n.min(most))
             });
             match n {
@@ -349,20 +374,26 @@ impl Worker {
             at: range.start + flight.moved,
         };
         let depth = u32::try_from(self.shared.depth_per_worker()).unwrap_or(64);
-        if self.ring.is_none() {
+        if self.held.ring.is_none() {
             match Uring::new(depth) {
-                Ok(ring) => self.ring = Some(ring),
-                Err(error) => return self.without_ring(flight, &error),
+                Ok(ring) => self.held.ring = Some(ring),
+                Err(error) => return self.without_ring(flight, error),
             }
         }
-        let Some(ring) = &mut self.ring else { return Err(lost()) };
+        let Some(ring) = &mut self.held.ring else { return Err(lost()) };
         ring.submit(request, index as u64)
             .map_err(|error| Error::at("start direct I/O on", file.path(), error))?;
         Ok(Step::On(Stage::Io(effect)))
     }
 
     /// The ring that worked when the plan was made cannot be made now: read on this thread instead.
-    fn without_ring(&mut self, flight: &mut Flight, error: &io::Error) -> Result<Step> {
+    ///
+    /// Unless the caller insists on the route.
+    fn without_ring(&mut self, flight: &mut Flight, error: io::Error) -> Result<Step> {
+        let (chunk, _, file) = flight.job.chunk(flight.chunk).ok_or_else(lost)?;
+        if !may_fall_back(&flight.job, chunk) {
+            return Err(Error::at("set up io_uring for", file.path(), error));
+        }
         tracing::warn!(%error, "io_uring is gone, direct I/O falls back to blocking calls");
         flight.route = ChunkRoute { route: StorageRoute::ThreadPool, why: Code::IoUringDenied };
         match flight.job.operation {
@@ -397,7 +428,11 @@ impl Worker {
     fn after_failure(&mut self, flight: &mut Flight, error: io::Error) -> Result<Step> {
         let job = Arc::clone(&flight.job);
         let (chunk, _, file) = job.chunk(flight.chunk).ok_or_else(lost)?;
-        let again = matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock);
+        // The kernel cancels what a thread has started when the thread ends, also where another one
+        // has taken it over.
+        let cancelled = error.raw_os_error() == Some(rustix::io::Errno::CANCELED.raw_os_error());
+        let again = cancelled
+            || matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock);
         let fall_back = refuses_direct(&error) && may_fall_back(&job, chunk);
         if !again && !fall_back {
             return Err(match job.operation {
@@ -520,7 +555,7 @@ impl Worker {
     }
 
     fn after_write(
-        &self,
+        &mut self,
         flight: &mut Flight,
         file: &File,
         want: ByteRange,
@@ -537,7 +572,7 @@ impl Worker {
     }
 
     /// Writes all of the chunk with buffered calls that wait.
-    fn write_blocking(&self, flight: &Flight) -> Result<Step> {
+    fn write_blocking(&mut self, flight: &Flight) -> Result<Step> {
         let (chunk, _, file) = flight.job.chunk(flight.chunk).ok_or_else(lost)?;
         self.write_range(flight, file, chunk.want, chunk.want, false)?;
         Ok(Step::Done)
@@ -545,7 +580,7 @@ impl Worker {
 
     /// Writes `range`, a part of the chunk's bytes `want`, with calls that wait.
     fn write_range(
-        &self,
+        &mut self,
         flight: &Flight,
         file: &File,
         range: ByteRange,
@@ -556,7 +591,7 @@ impl Worker {
         let fd = if direct { file.direct() } else { file.buffered() };
         let mut at = range.start;
         while at < range.end() {
-            let n = self.shared.blocking(&self.mark, || {
+            let n = self.blocking(|| {
                 let most = file.faults().hit(range.end() - at)?;
                 let from = at - write_base(want);
                 let n = sys::pwrite(fd.as_fd(), memory.mem(), from, range.end() - at, at)?;
@@ -597,6 +632,18 @@ impl Flight {
         self.job.chunk(self.chunk).map(|(_, _, file)| file)
     }
 
+    /// What to say of a copy that failed: a device that reads the file's own pages fails where the
+    /// file shrank, and then the file is what its owner must hear of.
+    fn copy_failed(&self, error: Error) -> Error {
+        if self.route.route != StorageRoute::MappedPageCache {
+            return error;
+        }
+        match self.file().map(|file| file.check_unchanged()) {
+            Some(Err(changed)) => changed.because(error),
+            _ => error,
+        }
+    }
+
     fn first_event(&self) -> Option<&Event> {
         match &self.stage {
             Stage::Copying(events) => events.first(),
@@ -613,15 +660,17 @@ impl Flight {
     /// Tells the job, after the slot can be used by others.
     fn finish(self, outcome: Result<RouteReport>, shared: &Shared) {
         let Self { job, slot, stage, filling, .. } = self;
-        let held = slot.is_some();
         drop(stage);
+        if slot.is_some() {
+            job.release_slot(shared);
+        }
         // First the slot, then the job: a caller that saw the job finish must find the slot idle.
         match slot {
             // The device failed and may still write the memory; nobody else gets it.
             Some(slot) if filling => slot.discard(),
             slot => drop(slot),
         }
-        job.finish(outcome, held, shared);
+        job.finish(outcome, shared);
     }
 }
 

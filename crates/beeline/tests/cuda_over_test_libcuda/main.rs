@@ -15,6 +15,7 @@
 
 mod cases;
 mod driver;
+mod guest;
 mod library;
 mod pieces;
 
@@ -130,6 +131,7 @@ fn cases_on_one_driver_each() {
         ("captures", &[]),
         ("foreign_streams", &[two]),
         ("foreign_pointers", &[two]),
+        ("per_thread_stream", &[]),
         ("retention", &[]),
         ("dropped_streams", &[]),
         ("failed_stream_keeps_memory", &[]),
@@ -152,6 +154,9 @@ fn cases_on_one_driver_each() {
         ("two_devices", &[two]),
         ("kinds_do_not_mix", &[]),
         ("threads", &[]),
+        ("words_of_64_bits", &[]),
+        ("dma_buf", &[]),
+        ("dma_buf_refused", &[("BEELINE_TEST_CUDA_LACKS", "dmabuf")]),
     ];
     for (name, env) in cases {
         child(name, &library, env).passed();

@@ -1,10 +1,13 @@
 //! What every device does, whatever kind it is.
 
+use std::fs::File;
+use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use beeline::core::addr::ByteRange;
 use beeline::gpu::{Buffer, Compare, Gpu, KernelArg, PinnedMem, Stream};
+use beeline_sys::mem::FileMap;
 
 pub fn all(gpu: &Gpu) {
     let pieces: &[fn(&Gpu, &Stream)] = &[
@@ -14,6 +17,8 @@ pub fn all(gpu: &Gpu) {
         fills_and_kernels,
         words_order_two_streams,
         events_order_two_streams,
+        every_kind_of_memory,
+        pages_of_a_file,
         what_is_refused,
     ];
     let before = gpu.usage();
@@ -73,7 +78,9 @@ fn pieces_at_odd_places(gpu: &Gpu, stream: &Stream) {
     let buffer = gpu.alloc(70_000).unwrap();
     let mut expected = vec![0xee; 70_000];
     stream.fill(&buffer, 0, 70_000, 0xee).unwrap();
-    for (to, from, len) in [(1, 0, 7), (4099, 13, 60_001), (69_999, 1, 1), (10, 10, 0)] {
+    for (to, from, len) in
+        [(1, 0, 7), (4099, 13, 60_001), (69_999, 1, 1), (10, 10, 0), (70_000, 70_000, 0)]
+    {
         let part = buffer.slice(ByteRange::new(to, 70_000 - to).unwrap()).unwrap();
         stream.copy_to_device(&part, 0, &source, from, len).unwrap();
         let (to, from, len) = (to as usize, from as usize, len as usize);
@@ -128,25 +135,29 @@ fn fills_and_kernels(gpu: &Gpu, stream: &Stream) {
     }
 }
 
+// While a stream is held back, nothing is allocated, pinned or freed here: a driver may wait for the
+// device then.
+
 fn words_order_two_streams(gpu: &Gpu, first: &Stream) {
     let second = gpu.stream().unwrap();
     let bytes = noise(1 << 20);
     let (flags, host) = (loaded(gpu, first, &[0; 64]), pinned(gpu, &[0; 64]));
+    let (source, result) = (pinned(gpu, &bytes), gpu.pin(1 << 20).unwrap());
+    let target = gpu.alloc(1 << 20).unwrap();
     first.synchronize(soon()).unwrap();
 
     // The second stream waits for a word that the first writes, and that for one the CPU writes.
-    let target = gpu.alloc(1 << 20).unwrap();
     second.wait_value(&flags, 8, 3, Compare::GreaterOrEqual).unwrap();
-    let result = gpu.pin(1 << 20).unwrap();
     second.copy_to_host(&result, 0, &target, 0, 1 << 20).unwrap();
     second.write_host_value(&host, 12, 9).unwrap();
     let done = second.record().unwrap();
     first.wait_host_value(&host, 4, 1, Compare::Equal).unwrap();
-    first.copy_to_device(&target, 0, &pinned(gpu, &bytes), 0, 1 << 20).unwrap();
+    first.copy_to_device(&target, 0, &source, 0, 1 << 20).unwrap();
     first.write_value(&flags, 8, 5).unwrap();
-    assert!(!done.is_done().unwrap(), "nothing ran before the word");
+    let early = done.is_done().unwrap();
     host.mem().store_u32(4, 1).unwrap();
     done.wait(soon()).unwrap();
+    assert!(!early, "nothing ran before the word");
     assert_eq!(host.mem().load_u32(12).unwrap(), 9);
     let mut copied = vec![0; 1 << 20];
     result.mem().read(0, &mut copied).unwrap();
@@ -160,15 +171,44 @@ fn events_order_two_streams(gpu: &Gpu, first: &Stream) {
     let second = gpu.stream().unwrap();
     let gate = pinned(gpu, &[0; 4096]);
     let bytes = noise(1 << 20);
-    let target = gpu.alloc(1 << 20).unwrap();
+    let (source, target) = (pinned(gpu, &bytes), gpu.alloc(1 << 20).unwrap());
     first.wait_host_value(&gate, 0, 1, Compare::Equal).unwrap();
-    first.copy_to_device(&target, 0, &pinned(gpu, &bytes), 0, 1 << 20).unwrap();
+    first.copy_to_device(&target, 0, &source, 0, 1 << 20).unwrap();
     second.wait_event(&first.record().unwrap()).unwrap();
-    let early = second.record().unwrap();
-    let error = early.wait(Instant::now() + Duration::from_millis(20)).unwrap_err();
-    assert!(error.is_timeout(), "{error:?}");
+    let early = second.record().unwrap().wait(Instant::now() + Duration::from_millis(20));
     gate.mem().store_u32(0, 1).unwrap();
+    assert!(early.unwrap_err().is_timeout());
     assert!(contents(gpu, &second, &target) == bytes);
+}
+
+fn every_kind_of_memory(gpu: &Gpu, stream: &Stream) {
+    let bytes = noise(70_001);
+    for buffer in [gpu.alloc_shareable(70_001).unwrap(), stream.alloc(70_001).unwrap()] {
+        stream.copy_to_device(&buffer, 0, &pinned(gpu, &bytes), 0, 70_001).unwrap();
+        assert!(contents(gpu, stream, &buffer) == bytes);
+    }
+}
+
+fn pages_of_a_file(gpu: &Gpu, stream: &Stream) {
+    let bytes = noise(300_000);
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(&bytes).unwrap();
+    // Opened for reading alone, as a model is: the pages may not be written.
+    let reader = File::open(file.path()).unwrap();
+    let map = match gpu.register(Arc::new(FileMap::new(&reader, 0, 300_000).unwrap())) {
+        Err(error) if error.code() == "cuda-unsupported" => {
+            println!("SKIP registering read-only pages on {}", gpu.id());
+            return;
+        }
+        registered => registered.unwrap(),
+    };
+    let buffer = gpu.alloc(300_000).unwrap();
+    stream.copy_mapped_to_device(&buffer, 0, &map, 5, 299_995).unwrap();
+    stream.copy_mapped_to_device(&buffer, 299_995, &map, 0, 5).unwrap();
+    assert!(stream.copy_mapped_to_device(&buffer, 0, &map, 1, 300_000).unwrap_err().is_refused());
+    drop(map);
+    let expected = [&bytes[5..], &bytes[..5]].concat();
+    assert!(contents(gpu, stream, &buffer) == expected);
 }
 
 fn what_is_refused(gpu: &Gpu, stream: &Stream) {

@@ -127,6 +127,11 @@ impl Device {
 
     pub(crate) fn alloc(&self, len: u64, shareable: bool) -> Result<Memory> {
         let context = self.context()?;
+        if len > self.inner.info.memory_bytes {
+            // More than the device has: the driver would round it up, and what then overflows is its
+            // business.
+            return Err(no_memory(&self.label(), len, context.memory_info().ok()));
+        }
         // What finished operations still hold would otherwise be counted as in use.
         context.sweep();
         let mem = match shareable.then(|| DeviceMem::alloc_virtual(&context, len)) {
@@ -141,7 +146,7 @@ impl Device {
             return self.failed(format_args!("allocate {len} bytes"), error);
         }
         let memory = lock(&self.inner.context).clone().and_then(|known| known.memory_info().ok());
-        no_memory(&self.label(), len, memory, error)
+        no_memory(&self.label(), len, memory).because(error)
     }
 
     pub(crate) fn foreign(
@@ -194,8 +199,12 @@ impl Device {
     pub(crate) fn pin(&self, mem: Arc<HostMem>) -> Result<PinnedMem> {
         let context = self.context()?;
         let registration = HostRegistration::pin(&context, Arc::clone(&mem)).map_err(|error| {
-            self.failed(format_args!("pin {} bytes of host memory", mem.len()), error)
-                .remedy("raise the limit on locked memory (ulimit -l), or pin less")
+            let full = error.result() == Some(CuResult::OUT_OF_MEMORY);
+            let error = self.failed(format_args!("pin {} bytes of host memory", mem.len()), error);
+            if full {
+                return error.remedy("raise the limit on locked memory (ulimit -l), or pin less");
+            }
+            error
         })?;
         Ok(PinnedMem::cuda(mem, Arc::new(registration)))
     }

@@ -88,12 +88,7 @@ pub(super) fn failed(action: impl std::fmt::Display, cause: CudaError) -> Error 
 
 /// Device memory ran out: says how much is missing.
 #[cold]
-pub(super) fn no_memory(
-    device: &str,
-    len: u64,
-    memory: Option<MemoryInfo>,
-    cause: CudaError,
-) -> Error {
+pub(super) fn no_memory(device: &str, len: u64, memory: Option<MemoryInfo>) -> Error {
     let text = memory.map_or_else(
         || format!("{device} has no room for {len} bytes"),
         |MemoryInfo { free, total }| match len.saturating_sub(free) {
@@ -108,7 +103,6 @@ pub(super) fn no_memory(
         },
     );
     Error::new(Kind::OutOfMemory, text)
-        .because(cause)
         .remedy("load fewer tensors (--tensors), or end other programs that use the device")
 }
 

@@ -1,0 +1,9 @@
+//! The built command, run as people and programs run it.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
+
+mod copy;
+mod explain;
+mod load;
+mod refusals;
+mod support;
+mod surface;
