@@ -7,8 +7,13 @@
 
 pub mod mutate;
 
+#[path = "connected.rs"]
+mod connected_target;
+
 #[path = "../../crates/beeline-core/tests/common/mod.rs"]
 mod common;
+
+extern crate alloc;
 
 use std::path::{Component, Path};
 
@@ -20,6 +25,8 @@ use beeline_core::segment::Segment;
 use beeline_core::topology::diff;
 use beeline_core::topology::view::view;
 use beeline_core::transfer::{CHUNKS_MAX, Grid, split, split_write};
+// By the names that the shared test files use.
+use beeline_core::{addr, mr, rc, roce, time};
 use mutate::Frame;
 
 /// One thing that is fuzzed.
@@ -59,6 +66,7 @@ pub const TARGETS: &[Target] = &[
     },
     Target { name: "pci_config", run: pci_config, frame: Frame::Plain, dictionary: &[] },
     Target { name: "transfer", run: transfer, frame: Frame::Plain, dictionary: &[] },
+    Target { name: "connected", run: connected, frame: Frame::Plain, dictionary: &[] },
 ];
 
 const FACTS_WORDS: &[&str] = &[
@@ -347,4 +355,10 @@ fn judge(machine: &Machine) {
 pub fn pci_config(data: &[u8]) {
     let config = beeline_core::facts::pci_config::decode(data);
     assert_eq!(config.hidden, data.len() <= 64);
+}
+
+/// Choices for packets, work requests and disturbances between two connected queue pairs: nothing
+/// panics, and no byte is touched outside a granted region.
+pub fn connected(data: &[u8]) {
+    connected_target::run(data);
 }

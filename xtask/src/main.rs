@@ -5,6 +5,8 @@
 mod demo;
 mod gpu_bundle;
 mod licences;
+mod mutate;
+mod rig;
 mod skips;
 
 use std::process::{Command, ExitCode};
@@ -19,6 +21,8 @@ const TASKS: &[Task] = &[
     ("demo", "[MIB]: make a sharded model and load it with verification", demo::run),
     ("gpu-bundle", "[FOLDER]: one folder for a machine with a GPU and no Rust", gpu_bundle::run),
     ("licences", ": check the licence of every dependency against the allowed ones", licences::run),
+    ("mutate", "[NAME..]: take one check out at a time; a test must fail", mutate::run),
+    ("rig", "[TEST] [--full]: boot the test machine and run one of its tests", rig::run_rig),
     ("skips", "LOG LIST: compare the SKIP lines of a test log with the committed list", skips::run),
 ];
 

@@ -12,6 +12,7 @@
 pub mod cuda;
 pub mod file;
 pub mod mem;
+pub mod net;
 #[doc(hidden)]
 pub mod testing;
 pub mod thread;

@@ -12,6 +12,7 @@ pub mod memory;
 pub mod model;
 pub mod probe;
 pub mod storage;
+pub mod verbs;
 
 pub use beeline_core as core;
 pub use error::{Error, Result};

@@ -1,0 +1,792 @@
+//! The engine: one NIC without its wires, its memory and its clock.
+//!
+//! Nothing here does I/O. The caller drives it, in any order and as often as it likes:
+//!
+//! 1. `handle_*`: what happened. [`Engine::handle_datagram`], [`Engine::handle_memory_done`],
+//!    [`Engine::handle_timeout`].
+//! 2. What the consumer wants: `create_*`, [`Engine::modify_qp`], [`Engine::post_send`] and their like.
+//! 3. `poll_*`: what to do now. [`Engine::poll_memory`], [`Engine::poll_transmit`],
+//!    [`Engine::poll_completion`], [`Engine::poll_event`] until each answers none, and
+//!    [`Engine::poll_timeout`] for how long to sleep.
+//!
+//! The same calls with the same times and the same [`Secret`] give the same answers.
+
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::vec::Vec;
+use core::fmt;
+use core::net::IpAddr;
+
+use crate::mr::{
+    DeregisterError, Lkey, MemoryKind, MrTable, PdId, RegisterError, Registered, Registration,
+    Secret,
+};
+use crate::roce::icrc::verify;
+use crate::roce::{Bth, Mtu, Packet, Path, Place, Qpn, Service, Strength, UDP_PORT};
+use crate::time::Time;
+
+use super::memory::{MemFault, MemOp, MemQueue, MemToken};
+use super::qp::{Qp, QpInit};
+use super::queue::{Cq, CqId, CqOverrun, Notify, Pushed, RecvQueue, Srq, SrqId};
+use super::state::{AttrLimits, ModifyError, QpAttr, QpKind, QpState};
+use super::work::{Completion, PostError, RecvWr, SGES_MAX, SendWr};
+
+/// Events waiting to be polled at most.
+const EVENTS_MAX: usize = 4096;
+
+/// Packet buffers kept for reuse at most.
+const BUFFERS_MAX: usize = 2048;
+
+/// Most objects of one kind, and most entries of one queue.
+const OBJECTS_MAX: usize = 1 << 16;
+
+/// Longest queue that can be made, in entries.
+pub const QUEUE_ENTRIES_MAX: u32 = 1 << 20;
+
+/// Longest inline data, in bytes.
+pub const INLINE_BYTES_MAX: u32 = 4096;
+
+/// One NIC.
+#[derive(Debug)]
+pub struct Engine {
+    qps: BTreeMap<Qpn, Qp>,
+    /// Queue pairs with packets to send, served in turn.
+    line: VecDeque<Qpn>,
+    clocks: BTreeSet<(Time, Qpn)>,
+    pds: BTreeMap<PdId, u32>,
+    shared: Shared,
+}
+
+/// How a NIC is set up.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Its one address.
+    pub local: IpAddr,
+    /// Largest path MTU of its port.
+    pub mtu: Mtu,
+    /// UDP source port of what it sends.
+    pub src_port: u16,
+    /// Packets of one queue pair outstanding at most, 2 or more. Linux rdma_rxe works with 128.
+    pub window_packets: u32,
+    /// Responses one READ request asks for at most; a longer READ goes out as several requests.
+    pub read_packets: u32,
+    /// READs and atomics outstanding at most, in either direction.
+    pub rd_atomic_max: u8,
+    /// Regions registered at most.
+    pub regions_max: usize,
+    /// How READ responses begin when a part of a READ is asked for again.
+    pub read_replay: ReadReplay,
+    /// Byte order of atomic results in memory.
+    pub atomic_reply: AtomicReply,
+}
+
+impl Config {
+    /// The usual set-up for an address.
+    pub const fn new(local: IpAddr) -> Self {
+        Self {
+            local,
+            mtu: Mtu::MAX,
+            src_port: UDP_PORT,
+            window_packets: 128,
+            read_packets: 128,
+            rd_atomic_max: 16,
+            regions_max: crate::mr::REGIONS_MAX,
+            read_replay: ReadReplay::Continue,
+            atomic_reply: AtomicReply::Native,
+        }
+    }
+}
+
+/// The opcode of the first response when a READ is repeated from its middle. Received responses are
+/// judged by their sequence number, so either form is understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadReplay {
+    /// As if the earlier responses had just been sent. This is what Linux rdma_rxe sends and expects.
+    Continue,
+    /// As for a new READ.
+    Restart,
+}
+
+impl ReadReplay {
+    pub(super) const fn place(self, replay: bool, index: u32, packets: u32) -> Place {
+        match self {
+            Self::Continue if replay => Place::of(index + 1, packets + 1),
+            _ => Place::of(index, packets),
+        }
+    }
+}
+
+/// Byte order in which an atomic's result lands in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtomicReply {
+    /// The CPU's.
+    Native,
+    /// Big-endian, as devices that report `ATOMIC_HCA_REPLY_BE` do: the consumer swaps.
+    BigEndian,
+}
+
+impl AtomicReply {
+    pub(super) const fn bytes(self, original: u64) -> [u8; 8] {
+        match self {
+            Self::Native => original.to_ne_bytes(),
+            Self::BigEndian => original.to_be_bytes(),
+        }
+    }
+
+    /// The value of a result as it stands in memory.
+    pub const fn value(self, bytes: [u8; 8]) -> u64 {
+        match self {
+            Self::Native => u64::from_ne_bytes(bytes),
+            Self::BigEndian => u64::from_be_bytes(bytes),
+        }
+    }
+}
+
+/// A datagram to be sent.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Transmit {
+    /// From where to where.
+    pub path: Path,
+    /// The UDP payload, BTH to ICRC. Pass it to [`Engine::recycle`] when it is sent.
+    pub datagram: Vec<u8>,
+}
+
+/// Something the consumer is told unasked (IBA 11.6.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A completion queue that was armed has a completion.
+    CompletionReady(CqId),
+    /// A completion queue was overrun.
+    CqError(CqId),
+    /// A peer's request was refused as invalid; the queue pair is in ERR.
+    QpRequestError(Qpn),
+    /// A peer's access was refused; the queue pair is in ERR.
+    QpAccessError(Qpn),
+    /// The queue pair failed on this side; it is in ERR.
+    QpFatal(Qpn),
+    /// No more receive of the shared queue is taken by a queue pair in ERR.
+    LastWqeReached(Qpn),
+    /// A shared receive queue fell below its limit.
+    SrqLimit(SrqId),
+}
+
+/// What happened, counted since the engine was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Counters {
+    pub received: u64,
+    pub sent: u64,
+    /// Datagrams whose ICRC was checked in full, and with 16 bits.
+    pub icrc_full: u64,
+    pub icrc_half: u64,
+    pub icrc_errors: u64,
+    pub malformed: u64,
+    /// For a queue pair that does not exist, or not for this address or partition.
+    pub unknown_destination: u64,
+    /// From an address other than the connected peer's.
+    pub wrong_peer: u64,
+    pub congestion_notices: u64,
+    pub duplicates: u64,
+    pub gaps: u64,
+    pub stale_responses: u64,
+    pub repeats: u64,
+    pub timeouts: u64,
+    pub rnr_sent: u64,
+    pub rnr_received: u64,
+    /// Dropped because the queue pair's state or its bounds did not allow more.
+    pub busy_drops: u64,
+    pub unwanted_datagrams: u64,
+    /// Events lost because nobody polled them.
+    pub events_lost: u64,
+}
+
+/// What queue pairs share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) config: Config,
+    pub(super) mrs: MrTable,
+    pub(super) memory: MemQueue,
+    pub(super) cqs: BTreeMap<u32, Cq>,
+    pub(super) srqs: BTreeMap<u32, Srq>,
+    pub(super) counters: Counters,
+    events: VecDeque<Event>,
+    buffers: Vec<Vec<u8>>,
+    secret: Secret,
+    drawn: u64,
+    uid: u64,
+    next_object: u32,
+    overrun: bool,
+}
+
+impl Engine {
+    /// A NIC with nothing in it. `secret` comes from the operating system's generator; keys and queue
+    /// pair numbers follow from it.
+    pub fn new(config: Config, secret: &Secret) -> Self {
+        let shared = Shared {
+            mrs: MrTable::new(config.regions_max, secret.derive(1)),
+            config,
+            memory: MemQueue::new(),
+            cqs: BTreeMap::new(),
+            srqs: BTreeMap::new(),
+            counters: Counters::default(),
+            events: VecDeque::new(),
+            buffers: Vec::new(),
+            secret: secret.derive(2),
+            drawn: 0,
+            uid: 0,
+            next_object: 1,
+            overrun: false,
+        };
+        Self {
+            qps: BTreeMap::new(),
+            line: VecDeque::new(),
+            clocks: BTreeSet::new(),
+            pds: BTreeMap::new(),
+            shared,
+        }
+    }
+
+    /// The set-up.
+    pub const fn config(&self) -> &Config {
+        &self.shared.config
+    }
+
+    /// What happened so far.
+    pub const fn counters(&self) -> &Counters {
+        &self.shared.counters
+    }
+
+    /// Makes a protection domain.
+    pub fn create_pd(&mut self) -> Result<PdId, CreateError> {
+        limit(self.pds.len(), "protection domains")?;
+        let pd = PdId(self.shared.next_object());
+        self.pds.insert(pd, 0);
+        Ok(pd)
+    }
+
+    /// Removes a protection domain that nothing belongs to.
+    pub fn destroy_pd(&mut self, pd: PdId) -> Result<(), DestroyError> {
+        match self.pds.get(&pd) {
+            None => Err(DestroyError::Unknown),
+            Some(0) => {
+                self.pds.remove(&pd);
+                Ok(())
+            }
+            Some(users) => Err(DestroyError::InUse { users: *users }),
+        }
+    }
+
+    /// Registers memory.
+    pub fn register(&mut self, region: Registration) -> Result<Registered, RegisterError> {
+        let registered = self.shared.mrs.register(region)?;
+        self.use_pd(region.pd, true);
+        Ok(registered)
+    }
+
+    /// Removes a region of a protection domain. Refused while it is in use.
+    pub fn deregister(&mut self, pd: PdId, lkey: Lkey) -> Result<(), DeregisterError> {
+        self.shared.mrs.deregister(lkey)?;
+        self.use_pd(pd, false);
+        Ok(())
+    }
+
+    /// Takes every right from a region at once; see [`MrTable::revoke`].
+    pub fn revoke(&mut self, lkey: Lkey) -> Option<u32> {
+        self.shared.mrs.revoke(lkey)
+    }
+
+    /// Accesses of a region under way; see [`MrTable::in_flight`].
+    pub fn in_flight(&self, lkey: Lkey) -> Option<u32> {
+        self.shared.mrs.in_flight(lkey)
+    }
+
+    /// What kind of memory a region is.
+    pub fn memory_kind(&self, lkey: Lkey) -> Option<MemoryKind> {
+        self.shared.mrs.kind(lkey)
+    }
+
+    /// Makes a completion queue of `capacity` entries.
+    pub fn create_cq(&mut self, capacity: u32) -> Result<CqId, CreateError> {
+        limit(self.shared.cqs.len(), "completion queues")?;
+        entries("completion queue entries", capacity)?;
+        let id = self.shared.next_object();
+        self.shared.cqs.insert(id, Cq::new(capacity));
+        Ok(CqId(id))
+    }
+
+    /// Removes a completion queue that no queue pair reports to.
+    pub fn destroy_cq(&mut self, cq: CqId) -> Result<(), DestroyError> {
+        let users = self.shared.cqs.get(&cq.0).ok_or(DestroyError::Unknown)?.users;
+        if users > 0 {
+            return Err(DestroyError::InUse { users });
+        }
+        self.shared.cqs.remove(&cq.0);
+        Ok(())
+    }
+
+    /// Makes a shared receive queue.
+    pub fn create_srq(
+        &mut self,
+        pd: PdId,
+        max_wr: u32,
+        max_sge: u32,
+    ) -> Result<SrqId, CreateError> {
+        limit(self.shared.srqs.len(), "shared receive queues")?;
+        entries("shared receive queue entries", max_wr)?;
+        sges("scatter/gather elements", max_sge)?;
+        if !self.pds.contains_key(&pd) {
+            return Err(CreateError::Unknown { what: "protection domain" });
+        }
+        let id = self.shared.next_object();
+        let queue = RecvQueue::new(max_wr, max_sge as usize);
+        self.shared.srqs.insert(id, Srq { pd, queue, limit: 0, users: 0 });
+        self.use_pd(pd, true);
+        Ok(SrqId(id))
+    }
+
+    /// Asks for one [`Event::SrqLimit`] when fewer than `limit` receives are left.
+    pub fn arm_srq(&mut self, srq: SrqId, limit: u32) -> Result<(), PostError> {
+        self.shared.srqs.get_mut(&srq.0).ok_or(PostError::Unknown)?.limit = limit;
+        Ok(())
+    }
+
+    /// Removes a shared receive queue that no queue pair takes from.
+    pub fn destroy_srq(&mut self, srq: SrqId) -> Result<(), DestroyError> {
+        let users = self.shared.srqs.get(&srq.0).ok_or(DestroyError::Unknown)?.users;
+        if users > 0 {
+            return Err(DestroyError::InUse { users });
+        }
+        if let Some(mut removed) = self.shared.srqs.remove(&srq.0) {
+            removed.queue.clear(&mut self.shared.mrs);
+            self.use_pd(removed.pd, false);
+        }
+        Ok(())
+    }
+
+    /// Makes a queue pair in RESET.
+    pub fn create_qp(&mut self, init: QpInit) -> Result<Qpn, CreateError> {
+        limit(self.qps.len(), "queue pairs")?;
+        entries("max_send_wr", init.max_send_wr)?;
+        sges("max_send_sge", init.max_send_sge)?;
+        if init.max_inline > INLINE_BYTES_MAX {
+            let (value, max) = (init.max_inline, INLINE_BYTES_MAX);
+            return Err(CreateError::TooMany { what: "max_inline", value, max });
+        }
+        let unknown = |what| CreateError::Unknown { what };
+        if !self.pds.contains_key(&init.pd) {
+            return Err(unknown("protection domain"));
+        }
+        for cq in [init.send_cq, init.recv_cq] {
+            if !self.shared.cqs.contains_key(&cq.0) {
+                return Err(unknown("completion queue"));
+            }
+        }
+        match init.srq {
+            // With a shared receive queue the receive capabilities are ignored (IBA 11.2.5.1).
+            Some(srq) => {
+                let srq =
+                    self.shared.srqs.get_mut(&srq.0).ok_or(unknown("shared receive queue"))?;
+                if srq.pd != init.pd {
+                    return Err(CreateError::OtherPd);
+                }
+                srq.users += 1;
+            }
+            None => {
+                entries("max_recv_wr", init.max_recv_wr)?;
+                sges("max_recv_sge", init.max_recv_sge)?;
+            }
+        }
+        for cq in [init.send_cq, init.recv_cq] {
+            if let Some(cq) = self.shared.cqs.get_mut(&cq.0) {
+                cq.users += 1;
+            }
+        }
+        self.use_pd(init.pd, true);
+        let qpn = self.draw_qpn();
+        let uid = self.shared.next_uid();
+        self.qps.insert(qpn, Qp::new(qpn, uid, init, self.shared.config.mtu));
+        Ok(qpn)
+    }
+
+    /// Moves a queue pair to a state, with the attributes that the transition takes.
+    pub fn modify_qp(&mut self, qpn: Qpn, to: QpState, attr: &QpAttr) -> Result<(), ModifyError> {
+        let qp = self.qps.get_mut(&qpn).ok_or(ModifyError::Unknown)?;
+        qp.modify(&mut self.shared, to, attr)?;
+        self.settle(qpn);
+        Ok(())
+    }
+
+    /// The state of a queue pair.
+    pub fn qp_state(&self, qpn: Qpn) -> Option<QpState> {
+        self.qps.get(&qpn).map(|qp| qp.state)
+    }
+
+    /// Removes a queue pair and everything posted to it, without completions. Memory operations under
+    /// way keep their regions pinned until they are answered.
+    pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), DestroyError> {
+        let mut qp = self.qps.remove(&qpn).ok_or(DestroyError::Unknown)?;
+        qp.reset(&mut self.shared);
+        if let Some(at) = qp.listed {
+            self.clocks.remove(&(at, qpn));
+        }
+        for cq in [qp.init.send_cq, qp.init.recv_cq] {
+            if let Some(cq) = self.shared.cqs.get_mut(&cq.0) {
+                cq.users = cq.users.saturating_sub(1);
+            }
+        }
+        if let Some(srq) = qp.init.srq.and_then(|srq| self.shared.srqs.get_mut(&srq.0)) {
+            srq.users = srq.users.saturating_sub(1);
+        }
+        self.use_pd(qp.init.pd, false);
+        Ok(())
+    }
+
+    /// Posts a send work request.
+    pub fn post_send(&mut self, qpn: Qpn, wr: SendWr) -> Result<(), PostError> {
+        let qp = self.qps.get_mut(&qpn).ok_or(PostError::Unknown)?;
+        let posted = qp.post_send(&mut self.shared, wr);
+        self.settle(qpn);
+        posted
+    }
+
+    /// Posts a receive work request; allowed from INIT on (IBA 10.3.1.2).
+    pub fn post_recv(&mut self, qpn: Qpn, wr: RecvWr) -> Result<(), PostError> {
+        let qp = self.qps.get_mut(&qpn).ok_or(PostError::Unknown)?;
+        if qp.init.srq.is_some() {
+            return Err(PostError::SharedReceives);
+        }
+        if qp.state == QpState::Reset {
+            return Err(PostError::State { state: qp.state });
+        }
+        qp.rq.post(wr, &mut self.shared.mrs)?;
+        if qp.state == QpState::Err {
+            qp.flush_receives();
+            qp.settle_receives(&mut self.shared);
+            self.settle(qpn);
+        }
+        Ok(())
+    }
+
+    /// Posts a receive work request to a shared receive queue.
+    pub fn post_srq_recv(&mut self, srq: SrqId, wr: RecvWr) -> Result<(), PostError> {
+        let srq = self.shared.srqs.get_mut(&srq.0).ok_or(PostError::Unknown)?;
+        srq.queue.post(wr, &mut self.shared.mrs)
+    }
+
+    /// The oldest completion of a queue. An error once the queue was overrun and what it still held has
+    /// been taken.
+    pub fn poll_completion(&mut self, cq: CqId) -> Result<Option<Completion>, CqOverrun> {
+        self.shared.cqs.get_mut(&cq.0).map_or(Ok(None), Cq::pop)
+    }
+
+    /// Asks for one [`Event::CompletionReady`]; completions that are already there do not raise it.
+    pub fn request_notify(&mut self, cq: CqId, notify: Notify) {
+        if let Some(cq) = self.shared.cqs.get_mut(&cq.0) {
+            cq.arm(notify);
+        }
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.shared.events.pop_front()
+    }
+
+    /// A datagram arrived: the UDP payload and what the link knows of its headers.
+    pub fn handle_datagram(&mut self, now: Time, path: &Path, datagram: Vec<u8>) {
+        self.shared.counters.received += 1;
+        match verify(path, &datagram) {
+            Some(Strength::Full) => self.shared.counters.icrc_full += 1,
+            Some(Strength::Half) => self.shared.counters.icrc_half += 1,
+            // A packet with a wrong ICRC is dropped silently (IBA 9.6.1.1, C9-6).
+            None => {
+                self.shared.counters.icrc_errors += 1;
+                return self.shared.recycle(datagram);
+            }
+        }
+        let Ok(packet) = Packet::parse(&datagram) else {
+            self.shared.counters.malformed += 1;
+            return self.shared.recycle(datagram);
+        };
+        let bth = packet.head.bth;
+        if packet.layout.service == Service::Cnp {
+            self.shared.counters.congestion_notices += 1;
+            return self.shared.recycle(datagram);
+        }
+        let ours = path.dst == self.shared.config.local && bth.pkey == Bth::DEFAULT_PKEY;
+        let Some(qp) = self.qps.get_mut(&bth.dest_qp).filter(|_| ours) else {
+            self.shared.counters.unknown_destination += 1;
+            return self.shared.recycle(datagram);
+        };
+        match (qp.init.kind, packet.layout.service) {
+            (QpKind::Ud, Service::Ud) => {
+                qp.on_datagram(&mut self.shared, path, &packet, &datagram);
+                qp.settle_receives(&mut self.shared);
+                self.shared.recycle(datagram);
+            }
+            (QpKind::Rc, Service::Rc) if qp.attrs.peer == Some(path.src) => {
+                if packet.layout.operation.is_response() {
+                    qp.on_response(&mut self.shared, now, &packet, datagram);
+                } else {
+                    qp.on_request(&mut self.shared, &packet, datagram);
+                }
+            }
+            // Another sender than the peer (IBA 9.6.1.2.1), or an opcode of another service than the
+            // queue pair's (9.6.1.1.2): dropped silently.
+            (QpKind::Rc, Service::Rc) => {
+                self.shared.counters.wrong_peer += 1;
+                return self.shared.recycle(datagram);
+            }
+            _ => {
+                self.shared.counters.malformed += 1;
+                return self.shared.recycle(datagram);
+            }
+        }
+        self.settle(bth.dest_qp);
+    }
+
+    /// The next memory operation to carry out.
+    pub fn poll_memory(&mut self) -> Option<MemOp> {
+        self.shared.memory.pop()
+    }
+
+    /// The answer to a memory operation: its buffer back, and for an atomic the old value (0 otherwise).
+    /// An unknown token is ignored.
+    pub fn handle_memory_done(
+        &mut self,
+        token: MemToken,
+        buffer: Vec<u8>,
+        result: Result<u64, MemFault>,
+    ) {
+        let Some(done) = self.shared.memory.finish(token, &mut self.shared.mrs) else { return };
+        match self.qps.get_mut(&done.qp.qpn).filter(|qp| qp.uid == done.qp.uid) {
+            Some(qp) => {
+                qp.on_memory(&mut self.shared, done.owner, buffer, result);
+                self.settle(done.qp.qpn);
+            }
+            None => self.shared.recycle(buffer),
+        }
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) is due.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.clocks.first().map(|(at, _)| *at)
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Time) {
+        // Each queue pair once: a clock that is set anew runs at the next call.
+        let due: Vec<Qpn> =
+            self.clocks.iter().take_while(|(at, _)| *at <= now).map(|(_, qpn)| *qpn).collect();
+        for qpn in due {
+            if let Some(qp) = self.qps.get_mut(&qpn) {
+                qp.on_timeout(&mut self.shared, now);
+            }
+            self.settle(qpn);
+        }
+    }
+
+    /// The next datagram to send. Queue pairs take turns.
+    pub fn poll_transmit(&mut self, now: Time) -> Option<Transmit> {
+        while let Some(qpn) = self.line.pop_front() {
+            let Some(qp) = self.qps.get_mut(&qpn) else { continue };
+            qp.in_line = false;
+            let sent = qp.transmit(&mut self.shared, now);
+            self.settle(qpn);
+            if sent.is_some() {
+                self.shared.counters.sent += 1;
+                return sent;
+            }
+        }
+        None
+    }
+
+    /// An empty buffer for a datagram, with room for the longest.
+    pub fn buffer(&mut self) -> Vec<u8> {
+        self.shared.buffer()
+    }
+
+    /// Takes a buffer back.
+    pub fn recycle(&mut self, buffer: Vec<u8>) {
+        self.shared.recycle(buffer);
+    }
+
+    /// Lets the work request numbers of a queue pair start elsewhere.
+    #[cfg(test)]
+    pub(super) fn start_numbers_at(&mut self, qpn: Qpn, number: u64) {
+        if let Some(qp) = self.qps.get_mut(&qpn) {
+            qp.req.start_numbers_at(number);
+        }
+    }
+
+    /// Brings the lists up to date with a queue pair that was touched.
+    fn settle(&mut self, qpn: Qpn) {
+        if core::mem::take(&mut self.shared.overrun) {
+            self.on_overrun();
+        }
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        if !qp.in_line && qp.has_packets() {
+            qp.in_line = true;
+            self.line.push_back(qpn);
+        }
+        let deadline = qp.deadline();
+        if deadline != qp.listed {
+            if let Some(at) = qp.listed {
+                self.clocks.remove(&(at, qpn));
+            }
+            if let Some(at) = deadline {
+                self.clocks.insert((at, qpn));
+            }
+            qp.listed = deadline;
+        }
+    }
+
+    /// Queue pairs whose completions were lost cannot go on (IBA 10.10.2.3).
+    fn on_overrun(&mut self) {
+        for qp in self.qps.values_mut() {
+            let lost = |cq: CqId| self.shared.cqs.get(&cq.0).is_some_and(|cq| cq.is_overrun());
+            if (lost(qp.init.send_cq) || lost(qp.init.recv_cq)) && qp.state != QpState::Reset {
+                qp.enter_error(&mut self.shared);
+            }
+        }
+        self.shared.overrun = false;
+    }
+
+    fn use_pd(&mut self, pd: PdId, more: bool) {
+        if let Some(users) = self.pds.get_mut(&pd) {
+            *users = if more { users.saturating_add(1) } else { users.saturating_sub(1) };
+        }
+    }
+
+    /// A random number that no queue pair has; 0 and 1 are reserved (IBA 9.2.7).
+    fn draw_qpn(&mut self) -> Qpn {
+        loop {
+            let qpn = Qpn::new(self.shared.draw() as u32);
+            if qpn.as_u32() > 1 && !self.qps.contains_key(&qpn) {
+                return qpn;
+            }
+        }
+    }
+}
+
+impl Shared {
+    pub(super) const fn attr_limits(&self) -> AttrLimits {
+        let Config { mtu, rd_atomic_max, local, .. } = self.config;
+        AttrLimits { mtu, rd_atomic: rd_atomic_max, local }
+    }
+
+    pub(super) fn raise(&mut self, event: Event) {
+        if self.events.len() >= EVENTS_MAX {
+            self.counters.events_lost += 1;
+            return;
+        }
+        self.events.push_back(event);
+    }
+
+    pub(super) fn complete(&mut self, cq: CqId, completion: Completion, solicited: bool) {
+        let Some(queue) = self.cqs.get_mut(&cq.0) else { return };
+        match queue.push(completion, solicited) {
+            Pushed::Quiet => {}
+            Pushed::Event => self.raise(Event::CompletionReady(cq)),
+            Pushed::Overrun => {
+                self.overrun = true;
+                self.raise(Event::CqError(cq));
+            }
+        }
+    }
+
+    pub(super) fn buffer(&mut self) -> Vec<u8> {
+        // The longest packet: all headers, a full payload, the ICRC.
+        self.buffers.pop().unwrap_or_else(|| Vec::with_capacity(4096 + 96))
+    }
+
+    pub(super) fn recycle(&mut self, mut buffer: Vec<u8>) {
+        if self.buffers.len() < BUFFERS_MAX {
+            buffer.clear();
+            self.buffers.push(buffer);
+        }
+    }
+
+    pub(super) const fn next_uid(&mut self) -> u64 {
+        self.uid += 1;
+        self.uid
+    }
+
+    const fn next_object(&mut self) -> u32 {
+        self.next_object += 1;
+        self.next_object
+    }
+
+    fn draw(&mut self) -> u64 {
+        self.drawn += 1;
+        self.secret.mix(self.drawn)
+    }
+}
+
+fn limit(count: usize, what: &'static str) -> Result<(), CreateError> {
+    if count < OBJECTS_MAX {
+        return Ok(());
+    }
+    Err(CreateError::TooMany { what, value: count as u32, max: OBJECTS_MAX as u32 })
+}
+
+const fn entries(what: &'static str, value: u32) -> Result<(), CreateError> {
+    if value == 0 || value > QUEUE_ENTRIES_MAX {
+        return Err(CreateError::TooMany { what, value, max: QUEUE_ENTRIES_MAX });
+    }
+    Ok(())
+}
+
+const fn sges(what: &'static str, value: u32) -> Result<(), CreateError> {
+    if value as usize > SGES_MAX {
+        return Err(CreateError::TooMany { what, value, max: SGES_MAX as u32 });
+    }
+    Ok(())
+}
+
+/// Why an object was not made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum CreateError {
+    /// A number is zero or above what is possible.
+    TooMany { what: &'static str, value: u32, max: u32 },
+    /// Something named does not exist.
+    Unknown { what: &'static str },
+    /// The shared receive queue belongs to another protection domain.
+    OtherPd,
+}
+
+impl fmt::Display for CreateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooMany { what, value, max } => {
+                write!(f, "{value} {what}: up to {max} are possible")
+            }
+            Self::Unknown { what } => write!(f, "the {what} does not exist"),
+            Self::OtherPd => {
+                f.write_str("the shared receive queue belongs to another protection domain")
+            }
+        }
+    }
+}
+
+impl core::error::Error for CreateError {}
+
+/// Why an object was not removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum DestroyError {
+    /// It does not exist.
+    Unknown,
+    /// Others depend on it.
+    InUse { users: u32 },
+}
+
+impl fmt::Display for DestroyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown => f.write_str("no such object"),
+            Self::InUse { users } => write!(f, "{users} other objects use it: remove them first"),
+        }
+    }
+}
+
+impl core::error::Error for DestroyError {}

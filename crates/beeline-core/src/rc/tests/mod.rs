@@ -1,0 +1,5 @@
+mod datagrams;
+mod fuzz;
+mod net;
+mod rules;
+mod traffic;

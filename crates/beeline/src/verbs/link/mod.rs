@@ -1,0 +1,106 @@
+//! Links: what carries a software NIC's datagrams.
+
+mod fault;
+mod pair;
+mod pcap;
+mod udp;
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use beeline_core::rc::Transmit;
+use beeline_core::roce::{Path, Strength};
+
+pub(super) use fault::FaultLink;
+pub use fault::Faults;
+pub(super) use pair::PairLink;
+pub(super) use pcap::Pcap;
+pub(super) use udp::UdpLink;
+
+/// Datagrams that are moved before anything else gets a turn.
+pub(super) const BATCH: usize = beeline_sys::net::BATCH_MAX;
+
+/// What a link is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LinkKind {
+    /// A UDP socket: no privilege needed. Over IPv4 the received identification is hidden, so 16 of the
+    /// 32 bits of the packet check remain.
+    Udp,
+    /// A UDP socket to send, and a raw socket that sees the whole IP header: the full check. Needs
+    /// `CAP_NET_RAW`.
+    Raw,
+    /// Two NICs of one process, joined in memory.
+    Pair,
+}
+
+/// A link and what stands around it.
+#[derive(Debug)]
+pub(super) enum Link {
+    Udp(UdpLink),
+    Pair(PairLink),
+    Fault(Box<FaultLink>),
+}
+
+/// A datagram that came in.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    pub(super) path: Path,
+    pub(super) datagram: Vec<u8>,
+}
+
+impl Link {
+    pub(super) fn kind(&self) -> LinkKind {
+        match self {
+            Self::Udp(link) => link.kind(),
+            Self::Pair(_) => LinkKind::Pair,
+            Self::Fault(link) => link.inner.kind(),
+        }
+    }
+
+    /// How strong the check of received packets is.
+    pub(super) fn strength(&self, local: IpAddr) -> Strength {
+        match self.kind() {
+            LinkKind::Udp if local.is_ipv4() => Strength::Half,
+            _ => Strength::Full,
+        }
+    }
+
+    /// Sends from the front of `queue` until it is empty or the link is full, at most [`BATCH`]; what
+    /// was sent, or lost on the way, goes to `sent`. `false` when the link is full.
+    pub(super) fn send(&mut self, queue: &mut VecDeque<Transmit>, sent: &mut Vec<Vec<u8>>) -> bool {
+        match self {
+            Self::Udp(link) => link.send(queue, sent),
+            Self::Pair(link) => link.send(queue),
+            Self::Fault(link) => link.send(queue, sent),
+        }
+    }
+
+    /// Takes what has arrived, at most [`BATCH`] datagrams, into buffers from `spare`.
+    pub(super) fn receive(&mut self, spare: &mut Vec<Vec<u8>>, arrivals: &mut Vec<Arrival>) {
+        match self {
+            Self::Udp(link) => link.receive(spare, arrivals),
+            Self::Pair(link) => link.receive(arrivals),
+            Self::Fault(link) => link.inner.receive(spare, arrivals),
+        }
+    }
+
+    /// Readable when something has arrived.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Udp(link) => link.fd(),
+            Self::Pair(link) => link.fd(),
+            Self::Fault(link) => link.inner.fd(),
+        }
+    }
+
+    /// When [`send`](Self::send) is to be called although nothing new is to be sent.
+    pub(super) fn due(&self) -> Option<Instant> {
+        match self {
+            Self::Fault(link) => link.due(),
+            _ => None,
+        }
+    }
+}

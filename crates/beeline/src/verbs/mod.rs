@@ -1,0 +1,166 @@
+//! RDMA verbs: the nine steps of every RDMA program, over a NIC in software.
+//!
+//! 1. **Context**: [`Nic::soft`], then [`Nic::open`].
+//! 2. **Protection domain**: [`Context::alloc_pd`].
+//! 3. **Completion queue**: [`Context::create_cq`].
+//! 4. **Queue pair**: [`Pd::create_qp`].
+//! 5. **Exchange of identifiers**: [`Qp::endpoint`] goes to the peer by any means, the peer's comes back.
+//! 6. **RESET -> INIT -> RTR -> RTS**: [`Qp::modify`], or [`Qp::connect`] for all of them.
+//! 7. **Memory region**: [`Pd::reg_mr`].
+//! 8. **Exchange of memory**: [`Mr::remote`] to the peer.
+//! 9. **Work requests**: [`Qp::post_send`], [`Qp::post_recv`], [`Cq::poll`].
+//!
+//! [`Nic::soft`] speaks RoCEv2 on the wire: its peer may be another software NIC, Linux `rdma_rxe` or
+//! hardware. One software NIC is one local address.
+
+mod exchange;
+mod link;
+mod memory;
+mod objects;
+mod soft;
+
+#[cfg(test)]
+mod tests;
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use beeline_core::mr::Secret;
+use beeline_core::rc::Config;
+
+pub use beeline_core::mr::{Access, Lkey, MemoryKind, Rkey};
+pub use beeline_core::rc::{
+    Completion, CompletionOp, Counters, Destination, GRH_LEN, MemFault, Notify, Payload, QpAttr,
+    QpKind, QpState, RecvWr, Remote, SendOp, SendWr, Sge, Status,
+};
+pub use beeline_core::roce::{Mtu, Psn, Qpn, RnrTimer, Strength};
+
+pub use exchange::{Connect, Endpoint, RemoteMemory};
+pub use link::{Faults, LinkKind};
+pub use memory::{DeviceMemory, Memory};
+pub use objects::{AsyncEvent, Context, Cq, Mr, Pd, Qp, QpCaps, Resolved, Srq};
+
+use self::link::{FaultLink, Link, PairLink, Pcap, UdpLink};
+use self::soft::Soft;
+use crate::error::{Error, Result};
+
+/// A NIC.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Nic {
+    /// In software: RoCEv2 from user space.
+    Soft(SoftNic),
+}
+
+/// A running software NIC.
+#[derive(Debug)]
+pub struct SoftNic {
+    soft: Arc<Soft>,
+}
+
+/// How a software NIC is set up.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SoftOptions {
+    /// Its one address; it must be this machine's.
+    pub local: IpAddr,
+    /// Which link; `None` takes the raw socket where it is allowed, else the UDP socket.
+    pub link: Option<LinkKind>,
+    /// Largest path MTU; `None` takes what the interface allows.
+    pub mtu: Option<Mtu>,
+    /// Packets of one queue pair outstanding at most.
+    pub window_packets: u32,
+    /// A bad network on the sending side.
+    pub faults: Option<Faults>,
+    /// Where to write a trace of all packets.
+    pub pcap: Option<PathBuf>,
+}
+
+impl SoftOptions {
+    /// The usual set-up for an address.
+    pub const fn new(local: IpAddr) -> Self {
+        Self { local, link: None, mtu: None, window_packets: 128, faults: None, pcap: None }
+    }
+
+    /// The link to use.
+    #[must_use]
+    pub const fn link(mut self, link: LinkKind) -> Self {
+        self.link = Some(link);
+        self
+    }
+
+    /// The largest path MTU.
+    #[must_use]
+    pub const fn mtu(mut self, mtu: Mtu) -> Self {
+        self.mtu = Some(mtu);
+        self
+    }
+
+    /// A bad network on the sending side.
+    #[must_use]
+    pub const fn faults(mut self, faults: Faults) -> Self {
+        self.faults = Some(faults);
+        self
+    }
+
+    /// Where to write a trace of all packets.
+    #[must_use]
+    pub fn pcap(mut self, path: impl Into<PathBuf>) -> Self {
+        self.pcap = Some(path.into());
+        self
+    }
+}
+
+impl Nic {
+    /// Starts a software NIC.
+    ///
+    /// # Errors
+    /// `is_refused` where the address is taken (code `address-in-use`) or not this machine's; `is_io`
+    /// and `is_permission_denied` with what the kernel said.
+    pub fn soft(options: SoftOptions) -> Result<Self> {
+        if options.link == Some(LinkKind::Pair) {
+            return Err(Error::refused("a pair has two ends").remedy("use Nic::pair"));
+        }
+        let link = Link::Udp(UdpLink::open(options.local, options.link)?);
+        let mtu = match options.mtu {
+            Some(mtu) => mtu,
+            None => soft::interface_mtu(options.local)?,
+        };
+        start(options, link, mtu)
+    }
+
+    /// Starts two software NICs that are joined in memory.
+    ///
+    /// # Errors
+    /// `is_io` where descriptors or threads are used up.
+    pub fn pair(first: SoftOptions, second: SoftOptions) -> Result<(Self, Self)> {
+        let (a, b) = PairLink::new().map_err(|error| Error::io("make a pair of links", error))?;
+        let mtu = |options: &SoftOptions| options.mtu.unwrap_or(Mtu::MAX);
+        let (mtu_a, mtu_b) = (mtu(&first), mtu(&second));
+        Ok((start(first, Link::Pair(a), mtu_a)?, start(second, Link::Pair(b), mtu_b)?))
+    }
+
+    /// Opens the NIC: the first of the nine steps.
+    pub fn open(&self) -> Context {
+        match self {
+            Self::Soft(nic) => Context::new(Arc::clone(&nic.soft)),
+        }
+    }
+}
+
+fn start(options: SoftOptions, link: Link, mtu: Mtu) -> Result<Nic> {
+    let link = match options.faults {
+        Some(faults) => Link::Fault(Box::new(FaultLink::new(link, faults))),
+        None => link,
+    };
+    let pcap = match &options.pcap {
+        Some(path) => Some(Pcap::create(path).map_err(|error| Error::at("create", path, error))?),
+        None => None,
+    };
+    let config =
+        Config { mtu, window_packets: options.window_packets.max(2), ..Config::new(options.local) };
+    let [a, b] = [soft::random::<8>()?, soft::random::<8>()?].map(u64::from_ne_bytes);
+    let soft = Soft::start(config, link, pcap, &Secret::new([a, b]))?;
+    Ok(Nic::Soft(SoftNic { soft }))
+}

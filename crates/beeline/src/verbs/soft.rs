@@ -1,0 +1,406 @@
+//! The software NIC: the engine of [`beeline_core::rc`], driven.
+//!
+//! Whoever has something to do drives it: posting a work request and polling a completion queue move
+//! packets on the calling thread, which costs no hand-over. A thread of the NIC's own waits for packets
+//! and clocks when no caller polls.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use beeline_core::mr::{Lkey, PdId, RegionId, Secret};
+use beeline_core::rc::{Config, CqId, Engine, Event, Transmit};
+use beeline_core::roce::{Mtu, Strength};
+use beeline_core::time::Time;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+
+use super::link::{Arrival, BATCH, Link, LinkKind, Pcap};
+use super::memory::Memories;
+use crate::error::{Error, Kind, Result};
+use crate::lock;
+
+/// Packets prepared for the link at most; the rest stays with the engine.
+const OUT_MAX: usize = 2 * BATCH;
+
+/// Rounds of work before the lock is given up.
+const ROUNDS_MAX: usize = 64;
+
+/// How long after a caller polled the NIC's own thread stays away.
+const POLLING: Duration = Duration::from_millis(1);
+
+/// How soon a full link is tried again.
+const LINK_RETRY: Duration = Duration::from_micros(50);
+
+/// Asynchronous events kept for the consumer at most; the oldest goes.
+const EVENTS_MAX: usize = 1024;
+
+/// The NIC: shared by everything made on it, and stopped with the last of that.
+#[derive(Debug)]
+pub(super) struct Soft {
+    pub(super) shared: Arc<Shared>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    core: Mutex<Core>,
+    start: Instant,
+    /// Wakes the NIC's thread.
+    wake: OwnedFd,
+    /// Readable when packets arrive.
+    link: OwnedFd,
+    /// Readable when an asynchronous event is there.
+    pub(super) events: OwnedFd,
+    pub(super) local: IpAddr,
+    pub(super) mtu: Mtu,
+    pub(super) kind: LinkKind,
+    pub(super) strength: Strength,
+    stop: AtomicBool,
+    /// When a caller last polled, and until when the thread sleeps; nanoseconds since `start`.
+    polled: AtomicU64,
+    sleeps_until: AtomicU64,
+}
+
+/// What the lock protects.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) engine: Engine,
+    pub(super) memories: Memories,
+    pub(super) regions: HashMap<Lkey, RegionId>,
+    /// Completion channels.
+    pub(super) channels: HashMap<CqId, Arc<OwnedFd>>,
+    pub(super) events: VecDeque<Event>,
+    /// Regions dropped while they were in use, to be removed when they are not.
+    pub(super) retired: Vec<(PdId, Lkey)>,
+    link: Link,
+    out: VecDeque<Transmit>,
+    link_full: bool,
+    spare: Vec<Vec<u8>>,
+    arrivals: Vec<Arrival>,
+    sent: Vec<Vec<u8>>,
+    pcap: Option<Pcap>,
+}
+
+impl Soft {
+    pub(super) fn start(
+        config: Config,
+        link: Link,
+        pcap: Option<Pcap>,
+        secret: &Secret,
+    ) -> Result<Arc<Self>> {
+        let (local, mtu) = (config.local, config.mtu);
+        let wake = eventfd()?;
+        let io = |error| Error::io("duplicate a descriptor", error);
+        let mover_wake = wake.try_clone().map_err(io)?;
+        let shared = Arc::new(Shared {
+            start: Instant::now(),
+            link: link.fd().try_clone_to_owned().map_err(io)?,
+            events: eventfd()?,
+            local,
+            mtu,
+            kind: link.kind(),
+            strength: link.strength(local),
+            core: Mutex::new(Core {
+                engine: Engine::new(config, secret),
+                memories: Memories::new(mover_wake),
+                regions: HashMap::new(),
+                channels: HashMap::new(),
+                events: VecDeque::new(),
+                retired: Vec::new(),
+                link,
+                out: VecDeque::new(),
+                link_full: false,
+                spare: Vec::new(),
+                arrivals: Vec::new(),
+                sent: Vec::new(),
+                pcap,
+            }),
+            wake,
+            stop: AtomicBool::new(false),
+            polled: AtomicU64::new(0),
+            sleeps_until: AtomicU64::new(u64::MAX),
+        });
+        let of_thread = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("beeline-nic".into())
+            .spawn(move || of_thread.run())
+            .map_err(|error| Error::io("start the thread of a software NIC", error))?;
+        Ok(Arc::new(Self { shared, thread: Some(thread) }))
+    }
+}
+
+impl Drop for Soft {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.wake();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Runs `work` on the NIC, then moves what it caused.
+    pub(super) fn with<T>(&self, work: impl FnOnce(&mut Core) -> T) -> T {
+        let mut core = lock(&self.core);
+        let answer = work(&mut core);
+        core.drive(self.start, &self.events);
+        self.watch(core);
+        answer
+    }
+
+    /// Looks for something with `find`, and where it finds nothing, moves packets and looks again. Tells
+    /// the NIC's thread that the caller is polling.
+    pub(super) fn poll<T>(&self, mut find: impl FnMut(&mut Core) -> Option<T>) -> Option<T> {
+        self.polled.store(self.now().as_nanos().max(1), Ordering::Relaxed);
+        let mut core = lock(&self.core);
+        if let Some(found) = find(&mut core) {
+            return Some(found);
+        }
+        core.drive(self.start, &self.events);
+        let found = find(&mut core);
+        self.watch(core);
+        found
+    }
+
+    /// The caller is about to wait rather than poll: the NIC's thread takes over.
+    pub(super) fn hand_over(&self) {
+        if self.polled.swap(0, Ordering::Relaxed) != 0 {
+            self.wake();
+        }
+    }
+
+    pub(super) fn now(&self) -> Time {
+        now(self.start)
+    }
+
+    /// Wakes the NIC's thread when a clock runs out before it would look.
+    fn watch(&self, core: std::sync::MutexGuard<'_, Core>) {
+        let due = core.due(self.start).map_or(u64::MAX, Time::as_nanos);
+        drop(core);
+        if due < self.sleeps_until.load(Ordering::Acquire) {
+            self.wake();
+        }
+    }
+
+    fn wake(&self) {
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// The NIC's thread.
+    fn run(&self) {
+        while !self.stop.load(Ordering::Acquire) {
+            let polled = self.polled.load(Ordering::Relaxed);
+            let now = self.now();
+            let polling = polled != 0 && now.saturating_since(Time::from_nanos(polled)) < POLLING;
+            let due = {
+                let mut core = lock(&self.core);
+                if !polling {
+                    core.drive(self.start, &self.events);
+                }
+                let due = core.due(self.start);
+                // Under the lock, so that whoever changes a clock next compares with this.
+                let until = due.map_or(u64::MAX, Time::as_nanos);
+                self.sleeps_until.store(until, Ordering::Release);
+                due
+            };
+            let wait = due.map(|due| due.saturating_since(self.now()));
+            let wait = if polling { Some(wait.map_or(POLLING, |w| w.min(POLLING))) } else { wait };
+            self.sleep(wait, !polling);
+            self.sleeps_until.store(0, Ordering::Release);
+        }
+    }
+
+    fn sleep(&self, wait: Option<Duration>, for_packets: bool) {
+        let wait = wait.map(|wait| Timespec {
+            tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: wait.subsec_nanos().into(),
+        });
+        let mut fds =
+            [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.link, PollFlags::IN)];
+        let count = if for_packets { 2 } else { 1 };
+        let Some(fds) = fds.get_mut(..count) else { return };
+        // Interrupted or not: the loop looks at everything again.
+        let _ = rustix::event::poll(fds, wait.as_ref());
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+    }
+}
+
+impl Core {
+    /// Moves packets, memory and clocks until there is nothing to do, or for a bounded while.
+    fn drive(&mut self, start: Instant, events: &OwnedFd) {
+        for _ in 0..ROUNDS_MAX {
+            let time = now(start);
+            let mut busy = self.receive(time);
+            if self.engine.poll_timeout().is_some_and(|due| due <= time) {
+                self.engine.handle_timeout(time);
+            }
+            self.run_memory();
+            busy |= self.send(time);
+            if !busy {
+                break;
+            }
+        }
+        self.route_events(events);
+        self.bury();
+    }
+
+    fn receive(&mut self, time: Time) -> bool {
+        while self.spare.len() < BATCH {
+            let buffer = self.engine.buffer();
+            self.spare.push(buffer);
+        }
+        let mut arrivals = std::mem::take(&mut self.arrivals);
+        self.link.receive(&mut self.spare, &mut arrivals);
+        let busy = !arrivals.is_empty();
+        for Arrival { path, datagram } in arrivals.drain(..) {
+            self.trace(&path, &datagram);
+            self.engine.handle_datagram(time, &path, datagram);
+        }
+        self.arrivals = arrivals;
+        busy
+    }
+
+    fn run_memory(&mut self) {
+        for answer in self.memories.finished() {
+            self.engine.handle_memory_done(answer.token, answer.buffer, answer.result);
+        }
+        while let Some(op) = self.engine.poll_memory() {
+            if let Some(answer) = self.memories.run(op) {
+                self.engine.handle_memory_done(answer.token, answer.buffer, answer.result);
+            }
+        }
+    }
+
+    /// Sends one batch. `false` when there was nothing to send or the link is full.
+    fn send(&mut self, time: Time) -> bool {
+        while self.out.len() < OUT_MAX {
+            let Some(transmit) = self.engine.poll_transmit(time) else { break };
+            if self.pcap.is_some() {
+                let Transmit { path, datagram } = &transmit;
+                let (path, datagram) = (*path, datagram.clone());
+                self.trace(&path, &datagram);
+            }
+            self.out.push_back(transmit);
+            // A packet sent makes room for the next one's payload.
+            if self.out.len().is_multiple_of(BATCH / 2) {
+                self.run_memory();
+            }
+        }
+        let nothing = self.out.is_empty() && self.link.due().is_none_or(|due| due > Instant::now());
+        if nothing {
+            self.link_full = false;
+            return false;
+        }
+        self.link_full = !self.link.send(&mut self.out, &mut self.sent);
+        for buffer in self.sent.drain(..) {
+            self.engine.recycle(buffer);
+        }
+        self.run_memory();
+        !self.link_full
+    }
+
+    /// A trace that cannot be written is ended: it must not end the traffic.
+    fn trace(&mut self, path: &beeline_core::roce::Path, datagram: &[u8]) {
+        if let Some(pcap) = &mut self.pcap
+            && pcap.write(path, datagram).and_then(|()| pcap.flush()).is_err()
+        {
+            self.pcap = None;
+        }
+    }
+
+    fn route_events(&mut self, fd: &OwnedFd) {
+        while let Some(event) = self.engine.poll_event() {
+            match event {
+                Event::CompletionReady(cq) => {
+                    if let Some(channel) = self.channels.get(&cq) {
+                        let _ = rustix::io::write(channel.as_fd(), &1u64.to_ne_bytes());
+                    }
+                }
+                event => {
+                    if self.events.len() >= EVENTS_MAX {
+                        self.events.pop_front();
+                    }
+                    self.events.push_back(event);
+                    let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+                }
+            }
+        }
+    }
+
+    /// Removes regions that were dropped in use and are not in use any more.
+    fn bury(&mut self) {
+        if self.retired.is_empty() {
+            return;
+        }
+        let mut retired = std::mem::take(&mut self.retired);
+        retired.retain(|(pd, lkey)| !self.forget(*pd, *lkey));
+        self.retired = retired;
+    }
+
+    /// Removes a region. `false` while it is in use.
+    pub(super) fn forget(&mut self, pd: PdId, lkey: Lkey) -> bool {
+        if self.engine.deregister(pd, lkey).is_err() {
+            return false;
+        }
+        if let Some(region) = self.regions.remove(&lkey) {
+            self.memories.remove(region);
+        }
+        true
+    }
+
+    /// When something is to be done although nothing arrives.
+    fn due(&self, start: Instant) -> Option<Time> {
+        let of_link = self.link.due().map(|due| {
+            let nanos = due.saturating_duration_since(start).as_nanos();
+            Time::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+        });
+        let retry = self.link_full.then(|| now(start) + LINK_RETRY);
+        [self.engine.poll_timeout(), of_link, retry].into_iter().flatten().min()
+    }
+}
+
+fn now(start: Instant) -> Time {
+    Time::from_nanos(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+}
+
+pub(super) fn eventfd() -> Result<OwnedFd> {
+    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .map_err(|error| Error::io("make an event descriptor", error.into()))
+}
+
+/// Random bits from the operating system.
+pub(super) fn random<const N: usize>() -> Result<[u8; N]> {
+    use std::io::Read;
+
+    let mut bytes = [0; N];
+    let path = std::path::Path::new("/dev/urandom");
+    std::fs::File::open(path)
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(|error| Error::at("read", path, error))?;
+    Ok(bytes)
+}
+
+/// The largest path MTU of the interface that has `local`.
+pub(super) fn interface_mtu(local: IpAddr) -> Result<Mtu> {
+    let loopback = local.is_loopback();
+    let name = match beeline_sys::net::interface_of(local) {
+        Ok(name) => name,
+        // All of 127.0.0.0/8 is there although only one address is listed.
+        Err(_) if loopback => "lo".to_owned(),
+        Err(error) => {
+            return Err(Error::io(format_args!("find the interface of {local}"), error)
+                .remedy("name an address of this machine"));
+        }
+    };
+    let path = std::path::Path::new("/sys/class/net").join(&name).join("mtu");
+    let text = std::fs::read_to_string(&path).map_err(|error| Error::at("read", &path, error))?;
+    let device: u32 = text.trim().parse().unwrap_or(0);
+    Mtu::of_device(device).ok_or_else(|| {
+        Error::new(Kind::Refused, format!("interface {name} has an MTU of {device}"))
+            .remedy("RoCEv2 needs at least 336")
+    })
+}

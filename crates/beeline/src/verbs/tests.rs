@@ -1,0 +1,361 @@
+//! The nine steps, over every link that the machine allows.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use beeline_sys::mem::HostMem;
+
+use super::*;
+use crate::lock;
+
+const WAIT: Duration = Duration::from_secs(20);
+
+/// Loopback addresses of this process's tests: each NIC needs one of its own.
+fn address() -> IpAddr {
+    static NEXT: AtomicU8 = AtomicU8::new(2);
+    // Tests run in processes of their own as well as in threads of one.
+    let process = (std::process::id() % 250) as u8;
+    let subnet = (std::process::id() / 250 % 200) as u8 + 20;
+    IpAddr::from([127, subnet, process, NEXT.fetch_add(1, Ordering::Relaxed)])
+}
+
+/// One side of a connection.
+struct Side {
+    context: Context,
+    pd: Pd,
+    cq: Cq,
+    qp: Qp,
+    mr: Mr,
+    mem: Arc<HostMem>,
+}
+
+impl Side {
+    fn new(nic: &Nic, bytes: usize) -> Self {
+        let context = nic.open();
+        let pd = context.alloc_pd().unwrap();
+        let cq = context.create_cq(1024).unwrap();
+        let qp = pd.create_qp(QpKind::Rc, &cq, &cq, QpCaps::default()).unwrap();
+        let mem = Arc::new(HostMem::anonymous(bytes).unwrap());
+        let mr = pd.reg_mr(Arc::clone(&mem), Access::ALL).unwrap();
+        Self { context, pd, cq, qp, mr, mem }
+    }
+
+    fn bytes(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.mem.read(offset, &mut bytes).unwrap();
+        bytes
+    }
+
+    fn post(&self, id: u64, op: SendOp, offset: u64, len: u32) {
+        let payload = Payload::Sges(vec![self.mr.sge(offset, len).unwrap()]);
+        self.qp.post_send(SendWr::new(id, op, payload)).unwrap();
+    }
+
+    fn done(&self) -> Completion {
+        self.cq.wait(WAIT).unwrap()
+    }
+}
+
+fn joined(a: &Nic, b: &Nic, bytes: usize) -> (Side, Side) {
+    let (a, b) = (Side::new(a, bytes), Side::new(b, bytes));
+    let (to_a, to_b) = (a.qp.endpoint().to_string(), b.qp.endpoint().to_string());
+    // Long enough that a machine busy with other things does not use up the retries.
+    let connect = Connect { timeout: 15, ..Connect::default() };
+    a.qp.connect(&to_b.parse().unwrap(), &connect).unwrap();
+    b.qp.connect(&to_a.parse().unwrap(), &connect).unwrap();
+    (a, b)
+}
+
+fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8) ^ seed).collect()
+}
+
+/// Every operation, over links of this kind, at this MTU, with these faults.
+fn everything_works(a: &Nic, b: &Nic) {
+    let (a, b) = joined(a, b, 8 << 20);
+    let data = pattern(3 << 20, 7);
+    a.mem.write(0, &data).unwrap();
+    for (id, len) in [0u32, 1, 1023, 1024, 1025, 65_536, 3 << 20].into_iter().enumerate() {
+        let id = id as u64;
+        b.mem.fill(0, 8 << 20, 0).unwrap();
+        a.post(id, SendOp::Write { remote: b.mr.remote_at(64), imm: None }, 0, len);
+        assert_eq!((a.done().status, len), (Status::Success, len));
+        assert_eq!(b.bytes(64, len as usize), data[..len as usize], "WRITE of {len}");
+        a.post(id, SendOp::Read { remote: b.mr.remote_at(64) }, 4 << 20, len);
+        assert_eq!(a.done().status, Status::Success);
+        assert_eq!(a.bytes(4 << 20, len as usize), data[..len as usize], "READ of {len}");
+        let sges = vec![b.mr.sge(4 << 20, 3 << 20).unwrap()];
+        b.qp.post_recv(RecvWr { id, sges }).unwrap();
+        a.post(id, SendOp::Send { imm: Some(len) }, 0, len);
+        let received = b.done();
+        assert_eq!((received.status, received.byte_len), (Status::Success, len));
+        assert_eq!(received.imm, Some(len));
+        assert_eq!(b.bytes(4 << 20, len as usize), data[..len as usize], "SEND of {len}");
+        assert_eq!(a.done().wr_id, id);
+    }
+    b.mem.store_u64(8, 40).unwrap();
+    a.post(1, SendOp::FetchAdd { remote: b.mr.remote_at(8), add: 2 }, 128, 8);
+    assert_eq!(a.done().status, Status::Success);
+    assert_eq!((a.mem.load_u64(128).unwrap(), b.mem.load_u64(8).unwrap()), (40, 42));
+    let swap = SendOp::CompareSwap { remote: b.mr.remote_at(8), compare: 42, swap: 1 };
+    a.post(2, swap, 128, 8);
+    assert_eq!(a.done().status, Status::Success);
+    assert_eq!((a.mem.load_u64(128).unwrap(), b.mem.load_u64(8).unwrap()), (42, 1));
+}
+
+#[test]
+fn two_nics_joined_in_memory() {
+    let (a, b) = Nic::pair(SoftOptions::new(address()), SoftOptions::new(address())).unwrap();
+    assert_eq!(a.open().resolved().link, LinkKind::Pair);
+    everything_works(&a, &b);
+}
+
+#[test]
+fn every_mtu() {
+    for mtu in Mtu::ALL {
+        let options = || SoftOptions::new(address()).mtu(mtu);
+        let (a, b) = Nic::pair(options(), options()).unwrap();
+        everything_works(&a, &b);
+    }
+}
+
+#[test]
+fn a_bad_network() {
+    let faults = Faults {
+        seed: 1,
+        loss: 10,
+        duplication: 10,
+        reorder: 10,
+        corruption: 5,
+        delay: Duration::from_micros(5),
+    };
+    let options = || SoftOptions::new(address()).faults(faults);
+    let (a, b) = Nic::pair(options(), options()).unwrap();
+    everything_works(&a, &b);
+    assert!(a.open().counters().repeats > 0);
+}
+
+#[test]
+fn udp_sockets_need_no_privilege() {
+    let nic = || Nic::soft(SoftOptions::new(address()).link(LinkKind::Udp)).unwrap();
+    let (a, b) = (nic(), nic());
+    let resolved = a.open().resolved();
+    assert_eq!((resolved.link, resolved.check), (LinkKind::Udp, Strength::Half));
+    everything_works(&a, &b);
+    assert_eq!(a.open().counters().icrc_errors, 0);
+    assert!(a.open().counters().icrc_half > 0);
+}
+
+#[test]
+fn raw_sockets_check_in_full() {
+    let nic = || Nic::soft(SoftOptions::new(address()).link(LinkKind::Raw));
+    let (a, b) = match (nic(), nic()) {
+        (Ok(a), Ok(b)) => (a, b),
+        (Err(error), _) if error.is_permission_denied() => {
+            println!("SKIP CAP_NET_RAW");
+            return;
+        }
+        (a, b) => panic!("{a:?} {b:?}"),
+    };
+    assert_eq!(a.open().resolved().check, Strength::Full);
+    everything_works(&a, &b);
+    let counters = a.open().counters();
+    assert_eq!((counters.icrc_errors, counters.icrc_half), (0, 0));
+    assert!(counters.icrc_full > 0);
+}
+
+#[test]
+fn a_taken_address_is_an_error_that_names_it() {
+    let local = address();
+    let first = Nic::soft(SoftOptions::new(local).link(LinkKind::Udp)).unwrap();
+    let error = Nic::soft(SoftOptions::new(local).link(LinkKind::Udp)).unwrap_err();
+    assert!(error.is_refused());
+    assert_eq!(error.code(), "address-in-use");
+    assert!(error.to_string().contains(&local.to_string()), "{error}");
+    drop(first);
+    Nic::soft(SoftOptions::new(local).link(LinkKind::Udp)).unwrap();
+    let foreign = IpAddr::from([192, 0, 2, 1]);
+    let error = Nic::soft(SoftOptions::new(foreign).link(LinkKind::Udp)).unwrap_err();
+    assert_eq!(error.code(), "address-not-local");
+}
+
+/// H-RDMA-NET-15: the memory of a region dropped under work requests stays until they are done.
+#[test]
+fn a_region_in_use_is_not_deregistered_and_its_memory_outlives_a_drop() {
+    let (a, b) = Nic::pair(SoftOptions::new(address()), SoftOptions::new(address())).unwrap();
+    let (a, b) = joined(&a, &b, 1 << 16);
+    let mem = Arc::new(HostMem::anonymous(4096).unwrap());
+    let region = || a.pd.reg_mr(Arc::clone(&mem), Access::ALL).unwrap();
+    let posted = region();
+    a.qp.post_recv(RecvWr { id: 1, sges: vec![posted.sge(0, 4096).unwrap()] }).unwrap();
+    let (posted, error) = posted.deregister().unwrap_err();
+    assert_eq!(error.code(), "region-in-use");
+    drop(posted);
+    assert_eq!(Arc::strong_count(&mem), 2, "the NIC keeps the memory");
+    b.post(5, SendOp::Send { imm: None }, 0, 8);
+    // The receive names a region without rights now.
+    assert_eq!(a.done().status, Status::LocalProtection);
+    assert_eq!(b.done().status, Status::RemoteOperation);
+    a.context.counters();
+    assert_eq!(Arc::strong_count(&mem), 1, "done: the memory is free");
+    let idle = region();
+    idle.deregister().map_err(|(_, error)| error).unwrap();
+    assert_eq!(Arc::strong_count(&mem), 1);
+}
+
+/// Device memory as slow as one likes.
+#[derive(Debug)]
+struct Slow {
+    bytes: Mutex<Vec<u8>>,
+    wait: Duration,
+}
+
+impl DeviceMemory for Slow {
+    fn addr(&self) -> u64 {
+        0x7000_0000_0000
+    }
+
+    fn len(&self) -> u64 {
+        lock(&self.bytes).len() as u64
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), MemFault> {
+        std::thread::sleep(self.wait);
+        let bytes = lock(&self.bytes);
+        let from = bytes.get(offset as usize..).and_then(|rest| rest.get(..into.len()));
+        into.copy_from_slice(from.ok_or(MemFault)?);
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), MemFault> {
+        std::thread::sleep(self.wait);
+        let mut bytes = lock(&self.bytes);
+        let into = bytes.get_mut(offset as usize..).and_then(|rest| rest.get_mut(..from.len()));
+        into.ok_or(MemFault)?.copy_from_slice(from);
+        Ok(())
+    }
+}
+
+fn slow(side: &Side, len: usize) -> (Arc<Slow>, Mr) {
+    let memory =
+        Arc::new(Slow { bytes: Mutex::new(vec![0; len]), wait: Duration::from_micros(200) });
+    let device: Arc<dyn DeviceMemory> = Arc::clone(&memory) as _;
+    let mr = side.pd.reg_mr(device, Access::ALL).unwrap();
+    (memory, mr)
+}
+
+/// H-RDMA-NET-13: inline data of device memory is a typed error.
+#[test]
+fn inline_data_is_refused_for_device_memory_only() {
+    let (a, b) = Nic::pair(SoftOptions::new(address()), SoftOptions::new(address())).unwrap();
+    let (a, b) = joined(&a, &b, 1 << 16);
+    let (_, mr) = slow(&a, 64);
+    let write = |from: &Mr| {
+        let op = SendOp::Write { remote: b.mr.remote_at(0), imm: None };
+        a.qp.post_send_inline(SendWr::new(1, op, Payload::Sges(vec![from.sge(0, 8).unwrap()])))
+    };
+    let error = write(&mr).unwrap_err();
+    assert!(error.is_refused());
+    assert_eq!(error.code(), "inline-device-memory");
+    a.mem.write(0, b"inlined!").unwrap();
+    write(&a.mr).unwrap();
+    // Read when it was posted: what happens to the memory then is of no matter.
+    a.mem.fill(0, 8, 0).unwrap();
+    assert_eq!(a.done().status, Status::Success);
+    assert_eq!(b.bytes(0, 8), b"inlined!");
+}
+
+/// Bytes go into slow device memory and a flag into host memory behind them: the flag is not seen first.
+#[test]
+fn device_memory_keeps_its_place_in_the_order() {
+    let (a, b) = Nic::pair(SoftOptions::new(address()), SoftOptions::new(address())).unwrap();
+    let (a, b) = joined(&a, &b, 1 << 16);
+    let (memory, mr) = slow(&b, 16_384);
+    a.mem.fill(0, 1 << 16, 5).unwrap();
+    a.post(1, SendOp::Write { remote: mr.remote_at(0), imm: None }, 0, 16_384);
+    a.post(2, SendOp::Write { remote: b.mr.remote_at(0), imm: None }, 0, 8);
+    while b.mem.load_u64(0).unwrap() == 0 {
+        assert!(b.cq.poll().unwrap().is_none());
+    }
+    assert!(lock(&memory.bytes).iter().all(|byte| *byte == 5), "the flag came before the data");
+    assert_eq!((a.done().wr_id, a.done().wr_id), (1, 2));
+    a.post(3, SendOp::Read { remote: mr.remote_at(0) }, 32_768, 16_384);
+    assert_eq!(a.done().status, Status::Success);
+    assert_eq!(a.bytes(32_768, 16_384), vec![5; 16_384]);
+    a.post(4, SendOp::FetchAdd { remote: mr.remote_at(8), add: 1 }, 0, 8);
+    assert_eq!(a.done().status, Status::Success);
+    assert_eq!(a.mem.load_u64(0).unwrap(), 0x0505_0505_0505_0505);
+    assert_eq!(lock(&memory.bytes)[8], 6);
+}
+
+#[test]
+fn errors_come_out_typed_and_as_events() {
+    let (a, b) = Nic::pair(SoftOptions::new(address()), SoftOptions::new(address())).unwrap();
+    let (a, b) = joined(&a, &b, 1 << 16);
+    let error = a.qp.modify(QpState::Rtr, &QpAttr::default()).unwrap_err();
+    assert_eq!(error.code(), "qp-transition");
+    let fresh = a.pd.create_qp(QpKind::Rc, &a.cq, &a.cq, QpCaps::default()).unwrap();
+    let error = fresh.modify(QpState::Init, &QpAttr::default()).unwrap_err();
+    assert_eq!(error.code(), "qp-attributes");
+    assert!(error.to_string().contains("missing pkey_index, port, access"), "{error}");
+    let refused = fresh.post_recv(RecvWr { id: 1, sges: vec![] }).unwrap_err();
+    assert_eq!(refused.code(), "qp-state");
+    assert!(a.pd.create_qp(QpKind::Rc, &b.cq, &a.cq, QpCaps::default()).is_err());
+    let stranger = a.context.alloc_pd().unwrap();
+    let srq = stranger.create_srq(8, 1).unwrap();
+    let crossed = a.pd.create_qp_with_srq(QpKind::Rc, &a.cq, &a.cq, QpCaps::default(), &srq);
+    assert!(crossed.unwrap_err().to_string().contains("protection domain"));
+    let remote = Remote { rkey: Rkey::new(0), ..b.mr.remote_at(0) };
+    a.post(1, SendOp::Write { remote, imm: None }, 0, 8);
+    assert_eq!(a.done().status, Status::RemoteAccess);
+    let mut event = None;
+    while event.is_none() {
+        event = b.context.poll_async();
+    }
+    assert_eq!(event, Some(AsyncEvent::QpAccessError(b.qp.qpn())));
+    assert_eq!((a.qp.state(), b.qp.state()), (QpState::Err, QpState::Err));
+}
+
+#[test]
+fn the_channel_wakes_a_sleeper_and_a_deadline_ends_a_wait() {
+    let (a, b) = Nic::pair(SoftOptions::new(address()), SoftOptions::new(address())).unwrap();
+    let (a, b) = joined(&a, &b, 1 << 16);
+    let error = a.cq.wait(Duration::from_millis(5)).unwrap_err();
+    assert!(error.is_timeout());
+    b.qp.post_recv(RecvWr { id: 9, sges: vec![b.mr.sge(0, 64).unwrap()] }).unwrap();
+    std::thread::scope(|scope| {
+        let sleeper = scope.spawn(|| b.cq.wait(WAIT).unwrap().wr_id);
+        std::thread::sleep(Duration::from_millis(20));
+        a.post(1, SendOp::Send { imm: None }, 0, 64);
+        assert_eq!(sleeper.join().unwrap(), 9);
+    });
+    assert_eq!(a.done().status, Status::Success);
+}
+
+#[test]
+fn a_queue_overflow_is_an_error_to_the_caller() {
+    let (a, b) = Nic::pair(SoftOptions::new(address()), SoftOptions::new(address())).unwrap();
+    let (a, b) = joined(&a, &b, 1 << 16);
+    let recv = |id| RecvWr { id, sges: vec![a.mr.sge(0, 8).unwrap()] };
+    let max = u64::from(QpCaps::default().max_recv_wr);
+    for id in 0..max {
+        a.qp.post_recv(recv(id)).unwrap();
+    }
+    assert_eq!(a.qp.post_recv(recv(max)).unwrap_err().code(), "queue-full");
+    let small = a.context.create_cq(1).unwrap();
+    let qp = a.pd.create_qp(QpKind::Rc, &small, &small, QpCaps::default()).unwrap();
+    let peer = b.pd.create_qp(QpKind::Rc, &b.cq, &b.cq, QpCaps::default()).unwrap();
+    let connect = Connect::default();
+    qp.connect(&peer.endpoint(), &connect).unwrap();
+    peer.connect(&qp.endpoint(), &connect).unwrap();
+    for id in 0..2 {
+        let op = SendOp::Write { remote: b.mr.remote_at(0), imm: None };
+        let payload = Payload::Sges(vec![a.mr.sge(0, 8).unwrap()]);
+        qp.post_send(SendWr::new(id, op, payload)).unwrap();
+    }
+    while a.context.poll_async() != Some(AsyncEvent::CqError) {}
+    assert_eq!(small.poll().unwrap().map(|done| done.wr_id), Some(0));
+    assert_eq!(small.poll().unwrap_err().code(), "cq-overrun");
+}

@@ -1,0 +1,29 @@
+# Not about this project: what two rdma_rxe do to each other on a bad network, with many requests
+# outstanding. The status is 0 whatever comes out; the lines are what this test is for.
+load net
+load rdma
+tc() { /usr/bin/tc "$@"; }
+ip link set lo up
+ip netns add peer
+ip link add veth0 mtu 9000 type veth peer name veth1 mtu 9000
+ip link set veth1 netns peer
+ip addr add 10.9.0.1/24 dev veth0
+ip link set veth0 up
+ip netns exec peer /usr/bin/ip addr add 10.9.0.4/24 dev veth1
+ip netns exec peer /usr/bin/ip link set veth1 up
+ip netns exec peer /usr/bin/ip link set lo up
+rdma link add rxe0 type rxe netdev veth0
+ip netns exec peer rdma link add rxe1 type rxe netdev veth1
+sleep 1
+rxe_verbs_agent rxe0 10.9.0.1 7000 &
+ip netns exec peer rxe_verbs_agent rxe1 10.9.0.4 7000 &
+echo "no fault"
+verbs_agent drive 10.9.0.1:7000 10.9.0.4:7000 --mtu 1024 --sizes 0 --bursts 10
+fault="loss 1% delay 500us reorder 5%"
+tc qdisc replace dev veth0 root netem $fault
+ip netns exec peer /usr/bin/tc qdisc replace dev veth1 root netem $fault
+echo "netem $fault"
+for round in 1 2 3; do
+  verbs_agent drive 10.9.0.1:7000 10.9.0.4:7000 --mtu 1024 --sizes 0 --bursts 10
+done
+status=0

@@ -1,0 +1,120 @@
+//! Proof that tests can fail: removes one check at a time, and a test must notice.
+//!
+//! `cargo xtask mutate [NAME..]` reads `.ci/mutations.txt`. Each entry names a file, a piece of its text, what
+//! stands there instead, and the tests that must fail then. The work is done on a copy below the target
+//! folder; the tree is never touched.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::{Outcome, cargo, output};
+
+const LIST: &str = ".ci/mutations.txt";
+
+/// What of the tree a build of the library crates needs.
+const COPIED: &[&str] = &["Cargo.toml", "Cargo.lock", "crates", "xtask", "dropin", "clippy.toml"];
+
+struct Mutation {
+    name: String,
+    file: String,
+    from: String,
+    to: String,
+    package: String,
+    tests: String,
+}
+
+pub(crate) fn run(names: &[String]) -> Outcome {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let text = std::fs::read_to_string(root.join(LIST)).map_err(|e| format!("{LIST}: {e}"))?;
+    let mut list = parse(&text)?;
+    list.retain(|mutation| names.is_empty() || names.contains(&mutation.name));
+    let copy = copy_tree(&root)?;
+    let mut survived = Vec::new();
+    for mutation in &list {
+        let killed = is_killed(&copy, mutation)?;
+        println!("{} {}", if killed { "killed  " } else { "SURVIVED" }, mutation.name);
+        if !killed {
+            survived.push(mutation.name.as_str());
+        }
+    }
+    println!("{} of {} mutations were noticed", list.len() - survived.len(), list.len());
+    if survived.is_empty() {
+        return Ok(());
+    }
+    Err(format!("no test fails without: {}", survived.join(", ")))
+}
+
+/// Blocks of `key: value` lines, separated by empty lines; `#` begins a comment line.
+fn parse(text: &str) -> Result<Vec<Mutation>, String> {
+    let mut list = Vec::new();
+    for block in text.split("\n\n") {
+        let field = |key: &str| {
+            let line = block.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(": "));
+            line.map(str::to_owned)
+        };
+        if block.lines().all(|line| line.is_empty() || line.starts_with('#')) {
+            continue;
+        }
+        let need = |key: &str| field(key).ok_or_else(|| format!("{LIST}: no `{key}` in\n{block}"));
+        list.push(Mutation {
+            name: need("name")?,
+            file: need("file")?,
+            from: need("from")?,
+            to: need("to")?,
+            package: need("package")?,
+            tests: need("tests")?,
+        });
+    }
+    Ok(list)
+}
+
+fn copy_tree(root: &Path) -> Result<PathBuf, String> {
+    let copy = target(root).join("mutate");
+    std::fs::create_dir_all(&copy).map_err(|error| format!("{}: {error}", copy.display()))?;
+    for part in COPIED {
+        let from = root.join(part);
+        if from.exists() {
+            // New times, so that nothing built from an earlier mutation passes for fresh.
+            output(Command::new("cp").arg("-r").arg(from).arg(&copy))?;
+        }
+    }
+    Ok(copy)
+}
+
+fn target(root: &Path) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
+}
+
+fn is_killed(copy: &Path, mutation: &Mutation) -> Result<bool, String> {
+    let Mutation { name, file, from, to, package, tests } = mutation;
+    let path = copy.join(file);
+    let original =
+        std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let write = |text: &str| {
+        std::fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))
+    };
+    match original.matches(from.as_str()).count() {
+        1 => {}
+        count => return Err(format!("{name}: `{from}` stands {count} times in {file}")),
+    }
+    write(&original.replace(from.as_str(), to))?;
+    let built = tests_of(copy, package).arg("--no-run").output();
+    let tested = tests_of(copy, package).arg(tests).output();
+    write(&original)?;
+    let (built, tested) = match (built, tested) {
+        (Ok(built), Ok(tested)) => (built, tested),
+        _ => return Err("cargo does not run".into()),
+    };
+    if !built.status.success() {
+        let log = String::from_utf8_lossy(&built.stderr);
+        return Err(format!("{name} does not compile, so it proves nothing:\n{log}"));
+    }
+    Ok(!tested.status.success())
+}
+
+fn tests_of(copy: &Path, package: &str) -> Command {
+    let mut command = cargo();
+    command.current_dir(copy).env("CARGO_TARGET_DIR", copy.join("target"));
+    command.args(["test", "--offline", "--lib", "-p", package]);
+    command
+}

@@ -1,0 +1,75 @@
+//! The test machine: boots a stock kernel in QEMU and runs one of the rig's tests in it.
+//!
+//! `cargo xtask rig [TEST] [--full]`: without a test, `interop` (the software NIC against the kernel's
+//! `rdma_rxe`). What the rig needs is made once in `rig/build`; `rig/README.md` tells how and why.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::{Outcome, cargo, output, run};
+
+/// A test that reaches all of its matrix takes longer than the guest's usual limit.
+const FULL_SECONDS: &str = "3600";
+const USUAL_SECONDS: &str = "600";
+
+pub(crate) fn run_rig(args: &[String]) -> Outcome {
+    let full = args.iter().any(|arg| arg == "--full");
+    let tests: Vec<&str> =
+        args.iter().map(String::as_str).filter(|arg| !arg.starts_with("--")).collect();
+    let test = match tests.as_slice() {
+        [] => "interop",
+        [test] => test,
+        _ => return Err("one test at a time".into()),
+    };
+    if let Some(option) = args.iter().find(|arg| arg.starts_with("--") && *arg != "--full") {
+        return Err(format!("no option {option}"));
+    }
+    let rig = root().join("rig");
+    if !rig.join("guest/tests").join(format!("{test}.sh")).is_file() {
+        return Err(format!("no test {test}: there are {}", tests_of(&rig)?));
+    }
+    if let Err(error) = set_up(&rig) {
+        // A machine without apt, root or the network cannot have the rig; CI must not accept it.
+        println!("SKIP qemu");
+        eprintln!("the rig could not be set up: {error}");
+        return Ok(());
+    }
+    let agent = build_agent()?;
+    let seconds = if full { FULL_SECONDS } else { USUAL_SECONDS };
+    let mut guest = Command::new("bash");
+    guest.arg(rig.join("run.sh")).arg(test).arg(agent);
+    guest.env("RIG_ARGS", if full { "full" } else { "pairwise" }).env("RIG_TIMEOUT", seconds);
+    run(&mut guest)
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn set_up(rig: &std::path::Path) -> Outcome {
+    let ready = rig.join("build/kernel/.done").is_file()
+        && output(Command::new("qemu-system-x86_64").arg("--version")).is_ok();
+    if ready { Ok(()) } else { run(Command::new("bash").arg(rig.join("setup.sh"))) }
+}
+
+fn tests_of(rig: &std::path::Path) -> Result<String, String> {
+    let folder = rig.join("guest/tests");
+    let entries = std::fs::read_dir(&folder).map_err(|error| format!("{folder:?}: {error}"))?;
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.ok()?.path().file_stem()?.to_str().map(str::to_owned))
+        .collect();
+    names.sort();
+    Ok(names.join(", "))
+}
+
+/// Builds the agent of the interoperability tests; answers where it is.
+fn build_agent() -> Result<PathBuf, String> {
+    let args = ["build", "--release", "--locked", "-p", "beeline", "--example", "verbs_agent"];
+    let messages = output(cargo().args(args).arg("--message-format=json"))?;
+    messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .filter(|message| message["target"]["name"] == "verbs_agent")
+        .find_map(|message| message["executable"].as_str().map(PathBuf::from))
+        .ok_or_else(|| "cargo built no verbs_agent".into())
+}
