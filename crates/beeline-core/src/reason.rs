@@ -45,6 +45,9 @@ codes! {
     MemoryBacked = "memory-backed", "the file system lives in memory", "";
     OnlyRoute = "only-route", "no other route is open", "";
     Preferred = "preferred", "the straightest of the open routes", "";
+    ForResident = "for-resident", "for the chunks that are in the page cache", "";
+    ForNotResident = "for-not-resident", "for the chunks that are not in the page cache", "";
+    Requested = "requested", "it was asked for by name", "";
     Edge = "edge", "the piece is smaller than a direct I/O block", "";
 
     // Why a storage route was refused.

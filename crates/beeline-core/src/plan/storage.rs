@@ -189,13 +189,27 @@ pub fn storage(
             Err(why) => plan.rejected.push(Rejected { route, why }),
         }
     }
-    if let [only] = plan.choices.as_mut_slice()
-        && request.route.is_none()
-        && only.why.code == Code::Preferred
-    {
-        only.why = Reason::new(Code::OnlyRoute);
+    let routes_open = plan.choices.len();
+    for choice in &mut plan.choices {
+        if choice.why.code == Code::Preferred {
+            choice.why.code = place(choice.route, request, routes_open);
+        }
     }
     plan
+}
+
+/// Why an allowed route stands where it does, among the `open` ones.
+fn place(route: StorageRoute, request: StorageRequest, open: usize) -> Code {
+    match route {
+        _ if request.route.is_some() => Code::Requested,
+        _ if open == 1 => Code::OnlyRoute,
+        // Whole pages of a write go past the page cache, its edges through it.
+        StorageRoute::PageCache if request.operation == Operation::Write => Code::Edge,
+        _ if request.operation == Operation::Write => Code::Preferred,
+        StorageRoute::PageCache => Code::ForResident,
+        StorageRoute::Direct | StorageRoute::ThreadPool => Code::ForNotResident,
+        _ => Code::Preferred,
+    }
 }
 
 type Verdict = Result<(Level, Reason), Reason>;
@@ -420,6 +434,21 @@ mod tests {
                 "every route is either allowed or refused with a reason"
             );
         }
+    }
+
+    #[test]
+    fn each_place_has_its_reason() {
+        let codes = |request: StorageRequest, file: &FileFacts| -> Vec<Code> {
+            let plan = storage(request, file, &sim(), &host(true));
+            plan.choices.iter().map(|choice| choice.why.code).collect()
+        };
+        let read = ask(Mode::Auto, None);
+        let write = StorageRequest { operation: Operation::Write, ..read };
+        let named = ask(Mode::Auto, Some(StorageRoute::Direct));
+        assert_eq!(codes(read, &file()), [Code::ForResident, Code::ForNotResident]);
+        assert_eq!(codes(write, &file()), [Code::Edge, Code::Preferred]);
+        assert_eq!(codes(named, &file()), [Code::Requested]);
+        assert_eq!(codes(read, &tmpfs()), [Code::MemoryBacked]);
     }
 
     #[test]
