@@ -20,6 +20,10 @@ pub(crate) fn run(args: &[String]) -> Outcome {
     let folder = args.first().map_or_else(|| root.join("gpu-bundle"), PathBuf::from);
     let fail = |error: std::io::Error| format!("{}: {error}", folder.display());
     if folder.exists() {
+        // Only what a run of this task made is removed, whatever folder was named by mistake.
+        if !folder.join("COMMIT").is_file() {
+            return Err(format!("{} is not a bundle: name another folder", folder.display()));
+        }
         fs::remove_dir_all(&folder).map_err(fail)?;
     }
     fs::create_dir_all(&folder).map_err(fail)?;

@@ -48,7 +48,8 @@ pub struct Extent {
     pub len: u64,
 }
 
-/// A readable and writable mapping owned by this value.
+/// Readable and writable memory: a mapping owned by this value, or borrowed from somebody who promised
+/// to keep it ([`HostMem::borrowed`]).
 ///
 /// Others (the kernel, a device, a thread that copies) may write it at any time, so it is never
 /// lent out as a slice. Two accesses that race give unspecified bytes, as they would on a device;
@@ -60,10 +61,13 @@ pub struct HostMem {
     owned: bool,
 }
 
-// SAFETY: the value owns the mapping behind `ptr`; nothing in it belongs to one thread.
+// SAFETY: the memory behind `ptr` is mapped while the value lives (owned, or promised by whoever lent
+// it), and nothing in it belongs to one thread.
 unsafe impl Send for HostMem {}
 // SAFETY: all access goes through raw copies and atomics of plain bytes, for which every bit
-// pattern is valid; no reference to the contents is ever handed out.
+// pattern is valid; no reference to the contents is ever handed out. Two copies that race are, by the
+// letter of the language, a data race; as with memory that a device writes, the bytes are then
+// unspecified, and nothing but bytes is ever read back.
 unsafe impl Sync for HostMem {}
 
 impl HostMem {
@@ -199,15 +203,18 @@ impl HostMem {
         VirtAddr::new(self.ptr.as_ptr() as u64)
     }
 
-    /// Tells the kernel how the memory will be used.
-    ///
-    /// # Errors
-    /// What `madvise(2)` says.
-    pub fn advise(&self, advice: Advice) -> io::Result<()> {
-        // SAFETY: the range is exactly the mapping that this value owns, and none of the advices
-        // rustix offers here unmaps it.
+    /// Tells the kernel how the memory will be used. Only for whole mappings of our own: the kernel
+    /// rounds to pages, and the neighbours of borrowed memory are somebody else's.
+    fn advise(&self, advice: Advice) -> io::Result<()> {
+        self.check_owned()?;
+        // SAFETY: the range is exactly the mapping that this value owns (checked above), and the two
+        // advices used here (huge pages, populate) change no byte of it.
         unsafe { rustix::mm::madvise(self.ptr.as_ptr().cast(), self.len, advice) }?;
         Ok(())
+    }
+
+    fn check_owned(&self) -> io::Result<()> {
+        if self.owned { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
     }
 
     /// Asks that pages not yet present come from NUMA node `node`, where it has room.
@@ -219,6 +226,7 @@ impl HostMem {
         const MPOL_PREFERRED: libc::c_int = 1;
         const NODES_MAX: u32 = 1024;
 
+        self.check_owned()?;
         if node >= NODES_MAX {
             return Err(io::ErrorKind::InvalidInput.into());
         }

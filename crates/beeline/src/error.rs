@@ -214,8 +214,8 @@ fn io_remedy(error: &io::Error) -> &'static str {
     }
     match error.kind() {
         io::ErrorKind::PermissionDenied => "check the permissions of the file and its folders",
-        io::ErrorKind::StorageFull => "free space on that file system; the old file is unchanged",
-        io::ErrorKind::QuotaExceeded => "free space within the quota; the old file is unchanged",
+        io::ErrorKind::StorageFull => "free space on that file system",
+        io::ErrorKind::QuotaExceeded => "free space within the quota",
         io::ErrorKind::ReadOnlyFilesystem => "write to a file system that is mounted read-write",
         _ => "",
     }

@@ -168,6 +168,15 @@ impl Gpu {
         }
     }
 
+    /// Whether both are the same device; two private simulated ones are not, whatever their names.
+    pub fn same_device(&self, other: &Self) -> bool {
+        match (&self.inner, &other.inner) {
+            (Inner::Sim(one), Inner::Sim(two)) => one.same(two),
+            (Inner::Cuda(one), Inner::Cuda(two)) => one.info().id == two.info().id,
+            (Inner::Sim(_), Inner::Cuda(_)) | (Inner::Cuda(_), Inner::Sim(_)) => false,
+        }
+    }
+
     /// The device's name in this process.
     pub fn id(&self) -> DeviceId {
         self.info().id

@@ -167,7 +167,9 @@ impl Pool {
             }
             Err(error) => {
                 self.inner.budget.give(1);
-                Err(error)
+                let state = lock(&self.inner.state);
+                // With what it has, the pool makes callers wait; it fails them only where it has nothing.
+                if state.usage.busy + state.idle.len() > 0 { Ok(false) } else { Err(error) }
             }
         }
     }

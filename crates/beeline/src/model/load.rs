@@ -143,7 +143,10 @@ impl Loading {
             Some(transfer) => transfer.wait_with(tick)?,
             None => Report::default(),
         };
-        for file in &files {
+        // Of the files that bytes came from; what happens to the others is no matter of this load.
+        let mut read: Vec<u32> = layout.entries.iter().map(|entry| entry.file).collect();
+        read.dedup();
+        for file in read.iter().filter_map(|index| files.get(*index as usize)) {
             file.check_unchanged()?;
         }
         let by_name = sorted_by_name(&layout);

@@ -15,7 +15,7 @@ use super::job::{CancelToken, Claim, Job, Transfer};
 use super::worker::{Held, Worker};
 use crate::config::{Config, SLOT_BYTES};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{Buffer, DeviceId, Gpu};
+use crate::gpu::{Buffer, Gpu};
 use crate::memory::{Budget, Pool, PoolUsage, Slot};
 use crate::{lock, wait_timeout};
 
@@ -143,17 +143,16 @@ impl Engine {
 
     /// The engine that this process shares for `gpu`, configured by the environment.
     pub fn shared(gpu: &Gpu) -> Arc<Self> {
-        type Engines = Mutex<Vec<(DeviceId, Arc<Engine>)>>;
+        type Engines = Mutex<Vec<(Gpu, Arc<Engine>)>>;
         static ENGINES: OnceLock<Engines> = OnceLock::new();
         let mut engines = lock(ENGINES.get_or_init(Mutex::default));
-        let id = gpu.id();
-        if let Some((_, engine)) = engines.iter().find(|(known, _)| *known == id) {
+        if let Some((_, engine)) = engines.iter().find(|(known, _)| known.same_device(gpu)) {
             return Arc::clone(engine);
         }
         let config = Config::from_env();
         let budget = Budget::process(&config);
         let engine = Arc::new(Self::with_budget(gpu, config, budget));
-        engines.push((id, Arc::clone(&engine)));
+        engines.push((gpu.clone(), Arc::clone(&engine)));
         engine
     }
 
@@ -238,9 +237,10 @@ impl Engine {
         let wanted = threads.min(job.split.chunks.len());
         let mut queue = lock(&self.shared.queue);
         queue.jobs.push_back(Arc::clone(job));
-        while queue.workers.len() < wanted {
+        let most = self.shared.workers_max();
+        while queue.serving() < wanted && queue.workers.len() < most {
             if let Err(error) = self.shared.spawn(&mut queue, None) {
-                if queue.workers.is_empty() {
+                if queue.serving() == 0 {
                     queue.jobs.pop_back();
                     return Err(error);
                 }
@@ -338,7 +338,7 @@ impl Shared {
             if !queue.stopping && !replaced && !queue.jobs.is_empty() {
                 return true;
             }
-            let idle = queue.workers.len() > self.config.threads && since.elapsed() > IDLE_TIMEOUT;
+            let idle = queue.serving() > self.config.threads && since.elapsed() > IDLE_TIMEOUT;
             if queue.stopping || replaced || idle {
                 queue.workers.retain(|other| !Arc::ptr_eq(other, mark));
                 self.left.notify_all();
@@ -357,7 +357,7 @@ impl Shared {
     pub(super) fn replace_stuck(self: &Arc<Self>) {
         let now = self.now();
         let mut queue = lock(&self.queue);
-        let most = 2 * self.config.threads.max(self.config.queue_depth);
+        let most = self.workers_max();
         let stuck: Vec<Arc<Mark>> = queue
             .workers
             .iter()
@@ -365,11 +365,20 @@ impl Shared {
             .cloned()
             .collect();
         for mark in stuck {
-            let place = Some(Arc::clone(&mark));
-            if queue.workers.len() < most && self.spawn(&mut queue, place).is_ok() {
-                mark.replaced.store(1, Ordering::Relaxed);
+            if queue.workers.len() >= most {
+                break;
+            }
+            // Before the other starts: the worker may come back at any moment and stay.
+            mark.replaced.store(1, Ordering::Relaxed);
+            if self.spawn(&mut queue, Some(Arc::clone(&mark))).is_err() {
+                mark.stay();
             }
         }
+    }
+
+    /// Most workers at once, those included that never came back from a system call.
+    fn workers_max(&self) -> usize {
+        2 * self.config.threads.max(self.config.queue_depth)
     }
 
     /// Runs `call`, which may block, so that others see since when.
@@ -391,7 +400,19 @@ impl Shared {
     }
 }
 
+impl Queue {
+    /// Workers that take work: all but those whose place another has taken.
+    fn serving(&self) -> usize {
+        self.workers.iter().filter(|mark| mark.replaced.load(Ordering::Relaxed) == 0).count()
+    }
+}
+
 impl Mark {
+    /// The worker is still in its place.
+    pub(super) fn stay(&self) {
+        self.replaced.store(0, Ordering::Relaxed);
+    }
+
     /// Leaves what a worker has in flight to whoever may take its place.
     pub(super) fn leave_behind(&self, held: Held) {
         *lock(&self.held) = Some(held);
@@ -424,6 +445,13 @@ fn check_bounds(request: &Request) -> Result<()> {
                 request.files.len()
             )));
         };
+        if is_write(request) && !file.is_writable() {
+            return Err(Error::refused(format!(
+                "{} was not opened for writing",
+                file.path().display()
+            ))
+            .remedy("open it with File::for_writing"));
+        }
         if segment.device_end().is_none_or(|end| end > room) {
             return Err(Error::refused(format!("{segment}: the device buffer has {room} bytes")));
         }
@@ -449,6 +477,11 @@ fn plans(request: &Request, config: &Config) -> Result<Vec<Plan<StorageRoute>>> 
     let ask =
         StorageRequest { operation: request.operation, mode: request.mode, route: request.route };
     let plan = |file: &Arc<File>| {
+        // What no byte comes from needs no route.
+        let index = request.files.iter().position(|other| Arc::ptr_eq(other, file));
+        if !request.segments.iter().any(|part| Some(part.file as usize) == index) {
+            return Ok(Plan { choices: Vec::new(), rejected: Vec::new() });
+        }
         let plan = file.plan_for(&gpus, ask, config.io_uring);
         if plan.choices.is_empty() { Err(no_route(file, gpu, request, plan)) } else { Ok(plan) }
     };

@@ -27,6 +27,7 @@ pub struct File {
     stat: FileStat,
     facts: FileFacts,
     prober: Prober,
+    writable: bool,
     faults: IoFaults,
 }
 
@@ -70,6 +71,9 @@ impl File {
     /// # Errors
     /// As [`Self::open`].
     pub(crate) fn from_fd(fd: OwnedFd, path: &Path, write: bool) -> Result<Self> {
+        if write {
+            refuse_unwritable(&fd, path)?;
+        }
         let stat = sys::stat(&fd).map_err(|error| Error::at("examine", path, error))?;
         let kind = kind_of(stat.mode);
         if kind == FileKind::Other {
@@ -101,6 +105,7 @@ impl File {
             stat,
             facts,
             prober,
+            writable: write,
             faults: IoFaults::default(),
         })
     }
@@ -156,6 +161,11 @@ impl File {
         let detail = "the engine's configuration turns it off".to_owned();
         let host = HostFacts { io_uring: IoUring::No(Code::IoUringDenied, detail) };
         plan::storage(request, &self.facts, &device, &host)
+    }
+
+    /// Whether it was opened for writing.
+    pub const fn is_writable(&self) -> bool {
+        self.writable
     }
 
     /// The state of its contents when it was opened.
@@ -235,6 +245,26 @@ impl fmt::Debug for File {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("File").field("path", &self.path).field("facts", &self.facts).finish()
     }
+}
+
+/// Refuses a descriptor through which bytes cannot be put at offsets.
+fn refuse_unwritable(fd: &OwnedFd, path: &Path) -> Result<()> {
+    use rustix::fs::OFlags;
+
+    let flags =
+        rustix::fs::fcntl_getfl(fd).map_err(|error| Error::at("examine", path, error.into()))?;
+    let fault = if !flags.contains(OFlags::RDWR) {
+        "is not open for reading and writing"
+    } else if flags.contains(OFlags::APPEND) {
+        // pwrite(2), BUGS: Linux appends then, whatever the offset.
+        "is open for appending, which puts every write at its end"
+    } else if flags.contains(OFlags::DIRECT) {
+        "is open for direct I/O only, which cannot write the edges of a request"
+    } else {
+        return Ok(());
+    };
+    Err(Error::refused(format!("{} {fault}", path.display()))
+        .remedy("open it for reading and writing, without O_APPEND and O_DIRECT"))
 }
 
 /// Refuses what must not even be opened: opening a FIFO or a device can have effects.

@@ -15,6 +15,8 @@ use crate::gpu::Buffer;
 use crate::memory::{Pool, Slot};
 use crate::{lock, wait_timeout};
 
+/// How many times the stall timeout a write-back may take.
+const SYNC_PATIENCE: u32 = 10;
 /// How often a wait looks whether a worker is stuck.
 const LOOK_AFTER: Duration = Duration::from_millis(100);
 
@@ -44,12 +46,21 @@ pub(super) struct Job {
     done: Condvar,
 }
 
+/// Where the write-back of a job is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Sync {
+    #[default]
+    Due,
+    UnderWay,
+    Done,
+}
+
 #[derive(Default)]
 struct State {
     claimed: usize,
     finished: usize,
     stopped: bool,
-    synced: bool,
+    sync: Sync,
     error: Option<Error>,
     /// Slots of the pool that hold bytes of this job.
     slots: usize,
@@ -126,8 +137,9 @@ impl Job {
         }
     }
 
-    /// A chunk is finished, well or badly, and holds no slot any more.
-    pub(super) fn finish(&self, outcome: Result<RouteReport>, shared: &Shared) {
+    /// A chunk is finished, well or badly, and holds no slot any more. True where the caller shall now
+    /// call [`Self::write_back`] and tell its outcome to [`Self::synced`].
+    pub(super) fn finish(&self, outcome: Result<RouteReport>, shared: &Shared) -> bool {
         let mut state = lock(&self.state);
         state.finished += 1;
         match outcome {
@@ -137,6 +149,16 @@ impl Job {
                 state.last_progress = Some(Instant::now());
             }
             Err(error) => state.stop(error),
+        }
+        self.settle(state, shared)
+    }
+
+    /// The write-back is over, well or badly.
+    pub(super) fn synced(&self, outcome: Result<()>, shared: &Shared) {
+        let mut state = lock(&self.state);
+        state.sync = Sync::Done;
+        if let Err(error) = outcome {
+            state.stop(error);
         }
         self.settle(state, shared);
     }
@@ -150,27 +172,27 @@ impl Job {
         self.settle(state, shared);
     }
 
-    /// Marks the job finished if it is, after writing back where that was asked for.
-    fn settle<'a>(&'a self, mut state: MutexGuard<'a, State>, shared: &Shared) {
+    /// Marks the job finished if it is. True where it has to be written back first.
+    fn settle(&self, mut state: MutexGuard<'_, State>, shared: &Shared) -> bool {
         let all = state.stopped || state.claimed == self.split.chunks.len();
-        if !all || state.finished != state.claimed || state.finished_at.is_some() {
-            return;
+        let over = all && state.finished == state.claimed && state.finished_at.is_none();
+        if !over || state.sync == Sync::UnderWay {
+            return false;
         }
-        if self.sync && !state.stopped && !std::mem::replace(&mut state.synced, true) {
-            drop(state);
-            let synced = self.write_back();
-            state = lock(&self.state);
-            if let Err(error) = synced {
-                state.stop(error);
-            }
+        if self.sync && !state.stopped && state.sync == Sync::Due {
+            state.sync = Sync::UnderWay;
+            state.last_progress = Some(Instant::now());
+            return true;
         }
         state.finished_at = Some(Instant::now());
         self.done.notify_all();
         drop(state);
         shared.job_left();
+        false
     }
 
-    fn write_back(&self) -> Result<()> {
+    /// Puts what was written on the drives; may take as long as they need.
+    pub(super) fn write_back(&self) -> Result<()> {
         self.files.iter().try_for_each(|(file, _)| {
             rustix::fs::fdatasync(&**file.buffered())
                 .map_err(|error| Error::at("flush", file.path(), error.into()))
@@ -265,7 +287,9 @@ impl Transfer {
             return (now >= deadline).then(|| "did not finish by its deadline".to_owned());
         }
         let stalled = self.stalled(state, now);
-        let too_long = stalled > self.shared.config.stall_timeout;
+        // A drive may take its time to put gigabytes in order, and tells nothing meanwhile.
+        let patience = if state.sync == Sync::UnderWay { SYNC_PATIENCE } else { 1 };
+        let too_long = stalled > self.shared.config.stall_timeout.saturating_mul(patience);
         too_long.then(|| format!("made no progress for {:.0} s", stalled.as_secs_f64()))
     }
 

@@ -89,6 +89,10 @@ impl Device {
         })
     }
 
+    pub(super) fn same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
     /// What to make fail, and when.
     pub fn faults(&self) -> &Faults {
         &self.inner.faults
