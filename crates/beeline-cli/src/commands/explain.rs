@@ -16,8 +16,16 @@ use crate::output::{self, Answer};
 /// What opening the file or the device says.
 pub(crate) fn run(flags: &ExplainFlags, context: &Context) -> Result<Answer, Failure> {
     let from = flags.file.to_str().and_then(Name::parse).filter(|_| !flags.file.exists());
-    if let (Some(from), Some(to)) = (&from, flags.device.as_deref().and_then(Name::parse)) {
+    if let Some(from) = &from {
+        let to = flags.device.as_deref().and_then(Name::parse);
+        let to = to.ok_or_else(|| explain_ends::other_end(flags.device.as_deref()))?;
+        explain_ends::refuse_file_flags(flags)?;
         return explain_ends::run(from, &to, flags.route.mode, flags.load.as_deref());
+    }
+    if flags.load.is_some() {
+        let text =
+            "--load gives the machine of a plan between memories, not between file and device";
+        return Err(Failure::refused("usage", text).hint(explain_ends::HOW));
     }
     let file = File::open(&flags.file)?;
     let gpu = context.device(flags.device.as_deref())?;

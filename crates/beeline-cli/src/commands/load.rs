@@ -22,7 +22,7 @@ pub(crate) fn run(flags: &LoadFlags, context: &Context) -> Result<Answer, Failur
     let selection = selection(flags)?;
     let model = Model::open(&flags.paths)?;
     for remark in model.remarks().iter().filter(|remark| remark.warning) {
-        output::warn(&remark.to_string());
+        output::warn(&output::one_line(&remark.to_string()));
     }
     let devices = devices(flags, context)?;
     let token = context.cancel_token()?;
