@@ -17,8 +17,10 @@ pub(crate) fn run(args: &[String]) -> Outcome {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/demo-model");
     println!("making a model of {mib} MiB in {SHARDS} shards in target/demo-model");
     make(&folder, mib << 20).map_err(|error| format!("{}: {error}", folder.display()))?;
+    println!("building and running `beeline load target/demo-model --verify`");
     let mut command = cargo();
-    command.args(["run", "--quiet", "--release", "--package", "beeline-cli", "--", "load"]);
+    // Not quiet: the first build takes minutes, and says what it is at.
+    command.args(["run", "--release", "--locked", "--package", "beeline-cli", "--", "load"]);
     crate::run(command.arg(folder).arg("--verify"))
 }
 

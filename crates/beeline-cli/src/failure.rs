@@ -4,6 +4,8 @@ use beeline::core::model::SelectError;
 use beeline::core::reason::Reason;
 use serde_json::{Value, json};
 
+use crate::output::one_line;
+
 /// The command did what was asked.
 pub(crate) const EXIT_DONE: u8 = 0;
 /// Something failed that may work another time or on another machine.
@@ -76,12 +78,12 @@ impl Failure {
 
     /// As text of one or more lines.
     pub(crate) fn to_text(&self) -> String {
-        let mut text = self.message.clone();
+        let mut text = one_line(&self.message);
         for reason in &self.reasons {
-            text.push_str(&format!("\n  - {reason}"));
+            text.push_str(&format!("\n  - {}", one_line(&reason.to_string())));
         }
         if let Some(hint) = &self.hint {
-            text.push_str(&format!("\n  try: {hint}"));
+            text.push_str(&format!("\n  try: {}", one_line(hint)));
         }
         text
     }

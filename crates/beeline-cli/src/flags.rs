@@ -42,7 +42,8 @@ Exit codes:
 
 Environment (flags win):
   BEELINE_POOL_BYTES     most pinned host memory in use at once (256M)
-  BEELINE_THREADS        threads that read, write and start copies (one per CPU, 2 to 16)
+  BEELINE_THREADS        threads that read, write and start copies (one per CPU, 2 to 12)
+  BEELINE_CHUNK_BYTES    one read and one copy, 64K to 4M, a power of two (4M)
   BEELINE_QUEUE_DEPTH    direct reads in flight (32)
   BEELINE_STALL_SECONDS  give up a transfer that finishes nothing for so long (60)
   BEELINE_IO_URING       0 forbids io_uring

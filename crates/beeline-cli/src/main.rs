@@ -22,11 +22,13 @@ use failure::Failure;
 use flags::Cli;
 
 fn main() -> ExitCode {
+    signal::take_file_size_limit();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return ExitCode::from(refuse_usage(&error)),
     };
     for problem in beeline::config::env_problems() {
+        let problem = output::one_line(&problem);
         output::warn(&format!("{problem} is no value of that setting; its default is used"));
     }
     let context = Context::new(cli.json);
@@ -40,9 +42,7 @@ fn main() -> ExitCode {
 /// Help and version go to stdout, a wrong command line to stderr, or as JSON where that was asked for.
 fn refuse_usage(error: &clap::Error) -> u8 {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-        // A reader that has seen enough closes the pipe; that is no failure.
-        let _ = error.print();
-        return 0;
+        return output::written(error.print(), failure::EXIT_DONE);
     }
     if flags::asks_for_json(std::env::args_os()) {
         return output::failure(Failure::usage(error), &Context::new(true));

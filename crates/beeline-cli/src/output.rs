@@ -38,7 +38,7 @@ impl Answer {
 
     /// Adds a line of the text form: a label and what stands beside it.
     pub(crate) fn line(&mut self, label: &str, text: &str) {
-        let _ = writeln!(self.text, "{label:<10} {}", printable(text));
+        let _ = writeln!(self.text, "{label:<10} {}", one_line(text));
     }
 }
 
@@ -93,12 +93,15 @@ fn to_stderr(class: &str, text: &str) {
 }
 
 fn to_stdout(text: &str, code: u8) -> u8 {
-    let mut stdout = io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+    written(io::stdout().lock().write_all(text.as_bytes()), code)
+}
+
+/// The exit code after an answer was written to stdout with this outcome.
+pub(crate) fn written(outcome: io::Result<()>, code: u8) -> u8 {
+    match outcome.and_then(|()| io::stdout().lock().flush()) {
         Ok(()) => code,
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => code,
         Err(error) => {
-            drop(stdout);
             to_stderr("error", &format!("cannot write to stdout: {error}"));
             code.max(EXIT_FAILED)
         }
@@ -117,6 +120,11 @@ pub(crate) fn printable(text: &str) -> String {
         }
     }
     out
+}
+
+/// [`printable`] without line ends either, so that a hostile file name cannot add lines of its own.
+pub(crate) fn one_line(text: &str) -> String {
+    printable(text).replace('\n', "\\n")
 }
 
 /// Puts a path into a JSON object: `key` with U+FFFD for what is not UTF-8, and then `key_hex` too,
@@ -188,5 +196,10 @@ mod tests {
     #[test]
     fn a_hostile_name_cannot_write_to_the_terminal() {
         assert_eq!(printable("a\u{1b}[2Jb\tc\nd"), "a\\u{1b}[2Jb\\tc\nd");
+        let mut answer = Answer::default();
+        answer.line("loaded", "x\nverified   all");
+        assert_eq!(answer.text, "loaded     x\\nverified   all\n");
+        let failure = Failure::failed("io-failed", "cannot open x\nbeeline: error: y").hint("a\nb");
+        assert_eq!(failure.to_text(), "cannot open x\\nbeeline: error: y\n  try: a\\nb");
     }
 }

@@ -1,15 +1,22 @@
-//! SIGINT and SIGTERM: the first cancels, the second exits at once.
+//! SIGINT and SIGTERM: the first cancels, the second exits at once. SIGXFSZ: an error of the write.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use beeline::storage::CancelToken;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
 use crate::failure::EXIT_SIGNAL;
+
+/// Makes a file beyond the limit of file sizes fail with `EFBIG`. The signal's own way would end the
+/// process without a word, and leave a temporary file where there are no nameless ones.
+pub(crate) fn take_file_size_limit() {
+    // Where the handler cannot be installed, the signal goes its own way.
+    let _ = flag::register(SIGXFSZ, Arc::default());
+}
 
 /// Turns signals into a cancelled token, for the rest of the process's life.
 pub(crate) struct Watch {

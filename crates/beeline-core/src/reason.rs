@@ -45,9 +45,11 @@ codes! {
     MemoryBacked = "memory-backed", "the file system lives in memory", "";
     OnlyRoute = "only-route", "no other route is open", "";
     Preferred = "preferred", "the straightest of the open routes", "";
-    ForResident = "for-resident", "for the chunks that are in the page cache", "";
-    ForNotResident = "for-not-resident", "for the chunks that are not in the page cache", "";
     Requested = "requested", "it was asked for by name", "";
+    ForResident = "for-resident", "it is taken for what is in the page cache", "";
+    ForNotResident = "for-not-resident", "it is taken for what is not in the page cache", "";
+    ForNewBytes = "for-new-bytes", "new bytes need not go through the page cache", "";
+    ForEdges = "for-edges", "it is taken for pieces smaller than a direct I/O block", "";
     Edge = "edge", "the piece is smaller than a direct I/O block", "";
 
     // Why a storage route was refused.

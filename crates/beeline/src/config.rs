@@ -17,12 +17,12 @@ pub struct Config {
     /// Most bytes of pinned host memory in use at once, for the whole process. Callers wait for room,
     /// they never fail for it. Rounded up to whole slots, at least two.
     pub pool_bytes: u64,
-    /// Threads that read, write and start copies.
+    /// Threads that read, write and start copies, 1 to 256; an engine takes the nearest of these.
     pub threads: usize,
-    /// Bytes of one read and one copy: a power of two, at most [`SLOT_BYTES`]. Smaller ones stay in the
-    /// processor's cache between the two, larger ones cost fewer calls.
+    /// Bytes of one read and one copy, 64 KiB to [`SLOT_BYTES`], rounded down to a power of two. Smaller
+    /// ones stay in the processor's cache between the two, larger ones cost fewer calls.
     pub chunk_bytes: u64,
-    /// Direct reads in flight over all threads.
+    /// Direct reads in flight over all threads, 1 to 1024; an engine takes the nearest of these.
     pub queue_depth: usize,
     /// Where no deadline is given: how long a transfer may go without finishing a single piece.
     pub stall_timeout: Duration,
@@ -50,21 +50,31 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The defaults, overridden by `BEELINE_POOL_BYTES`, `BEELINE_THREADS`, `BEELINE_CHUNK_BYTES`
-    /// (rounded down to a power of two), `BEELINE_QUEUE_DEPTH`, `BEELINE_STALL_SECONDS` and `BEELINE_IO_URING` (0 or 1). A value that is not a number is
-    /// left out; [`env_problems`] names it.
+    /// The defaults, overridden by `BEELINE_POOL_BYTES`, `BEELINE_THREADS`, `BEELINE_CHUNK_BYTES`,
+    /// `BEELINE_QUEUE_DEPTH`, `BEELINE_STALL_SECONDS` (1 to 86400) and `BEELINE_IO_URING` (0 or 1). A number
+    /// out of bounds stands for the nearest within; a value that is not a number is left out, and
+    /// [`env_problems`] names it.
     pub fn from_env() -> Self {
         let default = Self::default();
         Self {
             pool_bytes: number("BEELINE_POOL_BYTES").unwrap_or(default.pool_bytes),
-            threads: number("BEELINE_THREADS").map_or(default.threads, |n| clamp(n, 1, 256)),
-            chunk_bytes: number("BEELINE_CHUNK_BYTES")
-                .map_or(default.chunk_bytes, |n| 1 << n.clamp(64 << 10, SLOT_BYTES).ilog2()),
-            queue_depth: number("BEELINE_QUEUE_DEPTH")
-                .map_or(default.queue_depth, |n| clamp(n, 1, 1024)),
+            threads: number("BEELINE_THREADS").map_or(default.threads, count),
+            chunk_bytes: number("BEELINE_CHUNK_BYTES").unwrap_or(default.chunk_bytes),
+            queue_depth: number("BEELINE_QUEUE_DEPTH").map_or(default.queue_depth, count),
             stall_timeout: number("BEELINE_STALL_SECONDS")
                 .map_or(default.stall_timeout, |n| Duration::from_secs(n.clamp(1, 86_400))),
             io_uring: number("BEELINE_IO_URING").is_none_or(|n| n != 0),
+        }
+        .bounded()
+    }
+
+    /// The same with every value inside the bounds that its field names.
+    pub(crate) fn bounded(self) -> Self {
+        Self {
+            threads: self.threads.clamp(1, 256),
+            chunk_bytes: 1 << self.chunk_bytes.clamp(64 << 10, SLOT_BYTES).ilog2(),
+            queue_depth: self.queue_depth.clamp(1, 1024),
+            ..self
         }
     }
 
@@ -152,16 +162,17 @@ pub fn env_problems() -> Vec<String> {
     problems
 }
 
+/// What is not UTF-8 in a value becomes U+FFFD, so that it is no number and is complained about.
 fn text(name: &str) -> Option<String> {
-    std::env::var(name).ok()
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
 fn number(name: &str) -> Option<u64> {
     parse_bytes(&text(name)?)
 }
 
-fn clamp(value: u64, low: usize, high: usize) -> usize {
-    usize::try_from(value).unwrap_or(high).clamp(low, high)
+fn count(value: u64) -> usize {
+    usize::try_from(value).unwrap_or(usize::MAX)
 }
 
 /// A number of bytes: digits, with an optional `K`, `M`, `G` or `T` (powers of 1024, `KiB` allowed).
@@ -201,6 +212,27 @@ mod tests {
         for (text, expected) in cases {
             assert_eq!(parse_bytes(text), expected, "{text:?}");
         }
+    }
+
+    #[test]
+    fn an_engine_keeps_its_bounds_whatever_it_is_told() {
+        let config = |n: u64| Config {
+            threads: count(n),
+            chunk_bytes: n,
+            queue_depth: count(n),
+            ..Config::default()
+        };
+        let cases = [
+            (0, (1, 64 << 10, 1)),
+            (100 << 10, (256, 64 << 10, 1024)),
+            (u64::MAX, (256, SLOT_BYTES, 1024)),
+        ];
+        for (n, expected) in cases {
+            let bounded = config(n).bounded();
+            let found = (bounded.threads, bounded.chunk_bytes, bounded.queue_depth);
+            assert_eq!(found, expected, "{n}");
+        }
+        assert_eq!(Config::default().bounded(), Config::default());
     }
 
     #[test]

@@ -215,6 +215,9 @@ fn io_remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::PermissionDenied => "check the permissions of the file and its folders",
         io::ErrorKind::StorageFull => "free space on that file system",
+        io::ErrorKind::FileTooLarge => {
+            "raise the limit of file sizes (ulimit -f), or use a file system that holds larger files"
+        }
         io::ErrorKind::QuotaExceeded => "free space within the quota",
         io::ErrorKind::ReadOnlyFilesystem => "write to a file system that is mounted read-write",
         _ => "",

@@ -239,8 +239,8 @@ fn report(
     answer.set("gb_per_s", speed);
     answer.set("cpu_seconds", cpu);
     answer.set("cpu_seconds_per_gb", cpu_per_gb);
-    answer.set("read_routes", routes_json(&moved.read));
-    answer.set("write_routes", routes_json(&moved.written));
+    answer.set("read_routes", routes_json(&moved.read, Operation::Read));
+    answer.set("write_routes", routes_json(&moved.written, Operation::Write));
     answer
 }
 

@@ -5,7 +5,7 @@ use beeline::storage::{File, Operation, Plan, RouteShare, StorageRequest, Storag
 use serde_json::{Map, Value, json};
 
 use super::explain_ends::Name;
-use super::{Context, device_json, explain_ends, label};
+use super::{Context, device_json, explain_ends, label, what};
 use crate::failure::{Failure, reason_json};
 use crate::flags::ExplainFlags;
 use crate::output::{self, Answer};
@@ -16,8 +16,16 @@ use crate::output::{self, Answer};
 /// What opening the file or the device says.
 pub(crate) fn run(flags: &ExplainFlags, context: &Context) -> Result<Answer, Failure> {
     let from = flags.file.to_str().and_then(Name::parse).filter(|_| !flags.file.exists());
-    if let (Some(from), Some(to)) = (&from, flags.device.as_deref().and_then(Name::parse)) {
+    if let Some(from) = &from {
+        let to = flags.device.as_deref().and_then(Name::parse);
+        let to = to.ok_or_else(|| explain_ends::other_end(flags.device.as_deref()))?;
+        explain_ends::refuse_file_flags(flags)?;
         return explain_ends::run(from, &to, flags.route.mode, flags.load.as_deref());
+    }
+    if flags.load.is_some() {
+        let text =
+            "--load gives the machine of a plan between memories, not between file and device";
+        return Err(Failure::refused("usage", text).hint(explain_ends::HOW));
     }
     let file = File::open(&flags.file)?;
     let gpu = context.device(flags.device.as_deref())?;
@@ -34,7 +42,7 @@ pub(crate) fn run(flags: &ExplainFlags, context: &Context) -> Result<Answer, Fai
     let verb = if flags.write { "write" } else { "read" };
     let route = flags.route.route.map_or(String::new(), |route| format!(", route {route} only"));
     answer.line("request", &format!("{verb}, mode {}{route}", flags.route.mode));
-    add_plan(&mut answer, &plan);
+    add_plan(&mut answer, &plan, operation);
     if let Some(shares) = &shares {
         add_shares(&mut answer, &file, shares);
     }
@@ -44,8 +52,14 @@ pub(crate) fn run(flags: &ExplainFlags, context: &Context) -> Result<Answer, Fai
     answer.set("operation", verb);
     answer.set("mode", flags.route.mode.as_str());
     answer.set("route", flags.route.route.map(StorageRoute::as_str));
-    answer.set("allowed", plan.choices.iter().map(choice_json).collect::<Value>());
-    answer.set("rejected", plan.rejected.iter().map(rejected_json).collect::<Value>());
+    answer.set(
+        "allowed",
+        plan.choices.iter().map(|one| choice_json(one, operation)).collect::<Value>(),
+    );
+    answer.set(
+        "rejected",
+        plan.rejected.iter().map(|one| rejected_json(one, operation)).collect::<Value>(),
+    );
     answer.set("residency", json!(shares.map(|all| residency_json(&file, &all))));
     Ok(answer)
 }
@@ -64,11 +78,11 @@ fn describe(file: &File) -> String {
     )
 }
 
-fn add_plan(answer: &mut Answer, plan: &Plan<StorageRoute>) {
+fn add_plan(answer: &mut Answer, plan: &Plan<StorageRoute>, operation: Operation) {
     for (place, choice) in plan.choices.iter().enumerate() {
         let number = place + 1;
         let route = choice.route;
-        let text = format!("{route} [{}]: {}", choice.level.as_str(), route.describe());
+        let text = format!("{route} [{}]: {}", choice.level.as_str(), what(route, operation));
         answer.line(&format!("allowed {number}"), &text);
         answer.line("", &format!("because {}", choice.why));
     }
@@ -124,19 +138,19 @@ fn file_json(file: &File) -> Value {
     Value::Object(object)
 }
 
-fn choice_json(choice: &Choice<StorageRoute>) -> Value {
+fn choice_json(choice: &Choice<StorageRoute>, operation: Operation) -> Value {
     json!({
         "route": choice.route.as_str(),
-        "what": choice.route.describe(),
+        "what": what(choice.route, operation),
         "level": choice.level.as_str(),
         "reason": reason_json(&choice.why),
     })
 }
 
-fn rejected_json(rejected: &Rejected<StorageRoute>) -> Value {
+fn rejected_json(rejected: &Rejected<StorageRoute>, operation: Operation) -> Value {
     json!({
         "route": rejected.route.as_str(),
-        "what": rejected.route.describe(),
+        "what": what(rejected.route, operation),
         "reason": reason_json(&rejected.why),
     })
 }

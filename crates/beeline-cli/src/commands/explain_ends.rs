@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::doctor;
 use crate::failure::{Failure, reason_json};
-use crate::flags::FactsFlags;
+use crate::flags::{ExplainFlags, FactsFlags};
 use crate::output::Answer;
 
 /// One end as the command line names it.
@@ -66,6 +66,33 @@ impl Name {
             }
         }
     }
+}
+
+/// How to ask for a plan between memories.
+pub(crate) const HOW: &str =
+    "name two of host, gpu:N, nic:NAME, remote:NAME, as in `beeline explain gpu:0 nic:mlx5_0`";
+
+/// The first end is a memory, and the second, `given`, is none or missing.
+pub(crate) fn other_end(given: Option<&str>) -> Failure {
+    let text = match given {
+        Some(given) => format!("'{given}' is not the other end of a plan between memories"),
+        None => "a plan between memories has two ends".to_owned(),
+    };
+    Failure::refused("usage", text).hint(HOW)
+}
+
+/// Refuses the flags that say something only about a file and a device.
+///
+/// # Errors
+/// `usage` where one is given.
+pub(crate) fn refuse_file_flags(flags: &ExplainFlags) -> Result<(), Failure> {
+    let given = match (flags.write, flags.route.route) {
+        (true, _) => "--write",
+        (_, Some(_)) => "--route",
+        (false, None) => return Ok(()),
+    };
+    let text = format!("{given} is for a plan between a file and a device, not between memories");
+    Err(Failure::refused("usage", text).hint(format!("leave {given} out")))
 }
 
 fn list(names: &[&str]) -> String {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use beeline::core::model::{Pattern, Selection, Slice};
 use beeline::gpu::Gpu;
 use beeline::model::{LoadOptions, Loaded, Model, Verified};
-use beeline::storage::{self, CancelToken};
+use beeline::storage::{self, CancelToken, Operation};
 use serde_json::{Map, Value, json};
 
 use super::{Context, deadline, device_json, engine, label, route_line, routes_json};
@@ -22,7 +22,7 @@ pub(crate) fn run(flags: &LoadFlags, context: &Context) -> Result<Answer, Failur
     let selection = selection(flags)?;
     let model = Model::open(&flags.paths)?;
     for remark in model.remarks().iter().filter(|remark| remark.warning) {
-        output::warn(&remark.to_string());
+        output::warn(&output::one_line(&remark.to_string()));
     }
     let devices = devices(flags, context)?;
     let token = context.cancel_token()?;
@@ -139,7 +139,7 @@ fn report(model: &Model, devices: &[Gpu], loaded: &Loaded, cpu: Duration) -> Ans
     answer.set("gb_per_s", speed);
     answer.set("cpu_seconds", cpu.as_secs_f64());
     answer.set("cpu_seconds_per_gb", cpu_per_gb);
-    answer.set("routes", routes_json(report));
+    answer.set("routes", routes_json(report, Operation::Read));
     answer.set("remarks", remarks_json(model));
     answer.set("verify", Value::Null);
     answer

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use beeline::config::Config;
 use beeline::gpu::{DeviceId, Gpu, Info};
-use beeline::storage::{CancelToken, Engine, Report, RouteReport};
+use beeline::storage::{CancelToken, Engine, Operation, Report, RouteReport, StorageRoute};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -143,12 +143,20 @@ pub(crate) fn route_line(route: &RouteReport, total: u64) -> String {
     )
 }
 
+/// What carries the bytes on `route`, in words.
+pub(crate) const fn what(route: StorageRoute, operation: Operation) -> &'static str {
+    match operation {
+        Operation::Read => route.describe(),
+        Operation::Write => route.describe_write(),
+    }
+}
+
 /// The routes of a report as JSON.
-pub(crate) fn routes_json(report: &Report) -> Value {
+pub(crate) fn routes_json(report: &Report, operation: Operation) -> Value {
     let one = |route: &RouteReport| {
         json!({
             "route": route.route.as_str(),
-            "what": route.route.describe(),
+            "what": what(route.route, operation),
             "why": route.why.as_str(),
             "why_text": route.why.title(),
             "bytes": route.bytes,

@@ -134,6 +134,48 @@ fn a_target_that_is_no_file_is_refused() {
 }
 
 #[test]
+fn a_limit_of_file_sizes_is_an_error_and_the_old_file_stays() {
+    let folder = folder();
+    let (source, target) = (folder.path().join("source"), folder.path().join("target"));
+    sparse(&source, 3 << 20);
+    fs::write(&target, b"old").unwrap();
+    // The device comes first, and is a file of its own; then the target.
+    for (memory, what) in [("4M", "simulated device memory"), ("1M", "reserve")] {
+        let run: Run = std::process::Command::new("bash")
+            .args(["-c", "ulimit -f 2048 && exec \"$0\" \"$@\""])
+            .args([env!("CARGO_BIN_EXE_beeline"), "copy", "--via=sim:0", "--json"])
+            .args([&source, &target])
+            .env("BEELINE_SIM_MEMORY", memory)
+            .output()
+            .unwrap()
+            .into();
+        assert_eq!(run.code, Some(1), "{run:?}");
+        let error = &run.json()["error"];
+        assert_eq!(error["code"], "io-failed");
+        assert!(error["message"].as_str().unwrap().contains(what), "{run:?}");
+        assert!(error["hint"].as_str().unwrap().contains("ulimit -f"), "{run:?}");
+        assert_eq!(names(folder.path()), ["source", "target"]);
+        assert_eq!(fs::read(&target).unwrap(), b"old");
+    }
+}
+
+#[test]
+fn a_path_that_can_name_no_file_is_refused_before_a_byte_moves() {
+    let folder = folder();
+    let source = folder.path().join("source");
+    fs::write(&source, b"bytes").unwrap();
+    symlink("gone", folder.path().join("link")).unwrap();
+    for name in ["new/", "link"] {
+        let target = format!("{}/{name}", folder.path().display());
+        let args = ["copy", source.to_str().unwrap(), &target, "--via", "sim:0", "--json"];
+        let run = beeline(&args);
+        assert_eq!(run.code, Some(2), "{run:?}");
+        assert_eq!(run.json()["error"]["code"], "refused");
+        assert_eq!(names(folder.path()), ["link", "source"]);
+    }
+}
+
+#[test]
 fn a_route_that_cannot_write_leaves_the_old_file() {
     let folder = folder();
     let (source, target) = (folder.path().join("source"), folder.path().join("target"));

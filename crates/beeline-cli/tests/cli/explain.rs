@@ -57,6 +57,21 @@ fn a_plan_without_a_route_is_an_answer_and_no_failure() {
 }
 
 #[test]
+fn a_plan_for_writing_speaks_of_writing() {
+    let folder = folder();
+    let path = folder.path().join("file");
+    std::fs::write(&path, b"x").unwrap();
+    let plan = beeline(&["explain", path.to_str().unwrap(), "sim:0", "--write", "--json"]).ok();
+    let json = plan.json();
+    let routes = |key: &str| json[key].as_array().unwrap().clone();
+    for route in routes("allowed").iter().chain(&routes("rejected")) {
+        let what = route["what"].as_str().unwrap();
+        assert!(!what.contains("drive writes") && !what.contains("device copies on"), "{what}");
+    }
+    assert_eq!(routes("allowed").last().unwrap()["route"], "page-cache");
+}
+
+#[test]
 fn a_plan_for_writing_refuses_mapped_pages() {
     let folder = folder();
     let path = folder.path().join("file");

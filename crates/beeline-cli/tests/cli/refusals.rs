@@ -4,7 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use super::support::{beeline, beeline_with, folder, keys, model, model_bytes, sharded};
+use super::support::{
+    Run, beeline, beeline_with, command, folder, keys, model, model_bytes, sharded,
+};
 
 /// Runs a bad command line in both forms; both fail alike and say `text`.
 #[track_caller]
@@ -129,6 +131,18 @@ fn values_that_make_no_sense_are_refused() {
 }
 
 #[test]
+fn a_tensor_in_two_files_is_refused_with_both_paths() {
+    let folder = folder();
+    let (one, two) = (model(folder.path(), "one"), model(folder.path(), "two"));
+    let (one, two) = (one.to_str().unwrap(), two.to_str().unwrap());
+    for (first, second) in [(one, two), (two, two)] {
+        let args = ["load", first, second, "--to", "sim:0"];
+        let text = format!("{first} (file 0) and {second} (file 1): tensor");
+        refused(&[], &args, 2, "duplicate-tensor", &text);
+    }
+}
+
+#[test]
 fn a_full_device_says_how_much_is_missing() {
     let folder = folder();
     let path = folder.path().join("m.safetensors");
@@ -136,6 +150,10 @@ fn a_full_device_says_how_much_is_missing() {
     let args = ["load", path.to_str().unwrap(), "--to", "sim:0"];
     let env = [("BEELINE_SIM_MEMORY", "65536")];
     refused(&env, &args, 1, "out-of-memory", "short of the");
+    for most in ["18446744073709551615", "16777215T"] {
+        let env = [("BEELINE_SIM_MEMORY", most)];
+        refused(&env, &args, 1, "io-failed", "bytes of simulated device memory");
+    }
 }
 
 #[test]
@@ -169,10 +187,30 @@ fn copy_and_explain_refuse_what_load_refuses() {
 }
 
 #[test]
+fn a_flag_that_would_be_ignored_by_a_plan_is_refused() {
+    let folder = folder();
+    let path = model(folder.path(), "m.safetensors");
+    let path = path.to_str().unwrap();
+    let cases: [(&[&str], &str); 5] = [
+        (&[path, "sim:0", "--load", path], "--load"),
+        (&["gpu:0"], "two ends"),
+        (&["host", "sim:0"], "'sim:0' is not the other end"),
+        (&["host", "gpu:0", "--write"], "--write"),
+        (&["host", "gpu:0", "--route", "direct"], "--route"),
+    ];
+    for (args, text) in cases {
+        refused(&[], &[&["explain"], args].concat(), 2, "usage", text);
+    }
+}
+
+#[test]
 fn a_setting_in_the_environment_that_is_none_is_warned_about() {
     let env = [("BEELINE_POOL_BYTES", "lots"), ("BEELINE_SIM_PROFILE", "odd")];
     let run = beeline_with(&env, &["devices"]).ok();
     for text in ["BEELINE_POOL_BYTES=lots", "BEELINE_SIM_PROFILE=odd"] {
         assert!(run.stderr.contains(text), "{run:?}");
     }
+    let odd: &std::ffi::OsStr = std::os::unix::ffi::OsStrExt::from_bytes(b"8\xff");
+    let run: Run = command().arg("devices").env("BEELINE_THREADS", odd).output().unwrap().into();
+    assert!(run.ok().stderr.contains("BEELINE_THREADS=8"));
 }

@@ -5,7 +5,8 @@ use std::process::Stdio;
 
 use super::support::{Run, beeline, command, folder, model};
 
-const COMMANDS: [&str; 6] = ["load", "copy", "explain", "devices", "completions", "man"];
+const COMMANDS: [&str; 8] =
+    ["load", "copy", "explain", "devices", "doctor", "topo", "completions", "man"];
 
 #[test]
 fn the_help_says_what_this_is_and_what_simulated_means() {
@@ -19,6 +20,22 @@ fn the_help_says_what_this_is_and_what_simulated_means() {
         assert!(help.stdout.contains("--json"), "{name}: {help:?}");
     }
     assert!(beeline(&["--version"]).ok().stdout.starts_with("beeline "));
+}
+
+#[test]
+fn every_setting_of_the_environment_stands_in_the_help() {
+    let help = beeline(&["--help"]).ok().stdout;
+    let code = include_str!("../../../beeline/src/config.rs");
+    let mut count = 0;
+    let is_name = |text: &&str| text.starts_with("BEELINE_") && !text.contains('=');
+    for name in code.split('"').filter(is_name) {
+        // For tests only.
+        if name != "BEELINE_CUDA_LIBRARY" {
+            assert!(help.contains(name), "{name}");
+            count += 1;
+        }
+    }
+    assert!(count > 8, "{count}");
 }
 
 #[test]
@@ -72,8 +89,10 @@ fn a_reader_that_leaves_early_is_no_failure() {
 
 #[test]
 fn an_answer_that_cannot_be_written_is_a_failure() {
-    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let run: Run = command().arg("man").stdout(Stdio::from(full)).output().unwrap().into();
-    assert_eq!(run.code, Some(1), "{run:?}");
-    assert!(run.stderr.contains("cannot write to stdout"), "{run:?}");
+    for arg in ["man", "--help", "--version", "devices"] {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let run: Run = command().arg(arg).stdout(Stdio::from(full)).output().unwrap().into();
+        assert_eq!(run.code, Some(1), "{run:?}");
+        assert!(run.stderr.contains("cannot write to stdout"), "{run:?}");
+    }
 }

@@ -49,7 +49,25 @@ impl StorageRoute {
         }
     }
 
-    /// What carries the bytes, in one line.
+    /// What carries the bytes into a file, in one line.
+    pub const fn describe_write(self) -> &'static str {
+        match self {
+            Self::P2pDma => "the drive reads device memory, started by the kernel",
+            Self::Nvme => "the drive reads device memory, driven from user space",
+            Self::MappedPageCache => "the device writes mapped page-cache pages",
+            Self::PageCache => {
+                "the device copies into pinned memory, the CPU copies on into the page cache"
+            }
+            Self::Direct => {
+                "the device copies into pinned memory, the drive reads it (O_DIRECT, io_uring)"
+            }
+            Self::ThreadPool => {
+                "the device copies into pinned memory, the drive reads it (O_DIRECT, threads)"
+            }
+        }
+    }
+
+    /// What carries the bytes out of a file, in one line.
     pub const fn describe(self) -> &'static str {
         match self {
             Self::P2pDma => "the drive writes device memory, started by the kernel",
@@ -189,26 +207,28 @@ pub fn storage(
             Err(why) => plan.rejected.push(Rejected { route, why }),
         }
     }
-    let routes_open = plan.choices.len();
-    for choice in &mut plan.choices {
-        if choice.why.code == Code::Preferred {
-            choice.why.code = place(choice.route, request, routes_open);
-        }
-    }
+    say_when(&mut plan.choices, request);
     plan
 }
 
-/// Why an allowed route stands where it does, among the `open` ones.
-fn place(route: StorageRoute, request: StorageRequest, open: usize) -> Code {
-    match route {
-        _ if request.route.is_some() => Code::Requested,
-        _ if open == 1 => Code::OnlyRoute,
-        // Whole pages of a write go past the page cache, its edges through it.
-        StorageRoute::PageCache if request.operation == Operation::Write => Code::Edge,
-        _ if request.operation == Operation::Write => Code::Preferred,
-        StorageRoute::PageCache => Code::ForResident,
-        StorageRoute::Direct | StorageRoute::ThreadPool => Code::ForNotResident,
-        _ => Code::Preferred,
+/// Puts in the place of a plain preference what decides between the routes that are open.
+fn say_when(choices: &mut [Choice<StorageRoute>], request: StorageRequest) {
+    let alone = choices.len() == 1;
+    for choice in choices.iter_mut().filter(|choice| choice.why.code == Code::Preferred) {
+        let past_cache = matches!(choice.route, StorageRoute::Direct | StorageRoute::ThreadPool);
+        choice.why.code = match request.operation {
+            _ if request.route.is_some() => Code::Requested,
+            _ if alone => Code::OnlyRoute,
+            _ if matches!(choice.route, StorageRoute::P2pDma | StorageRoute::Nvme) => continue,
+            Operation::Read if past_cache => Code::ForNotResident,
+            Operation::Read => Code::ForResident,
+            Operation::Write if past_cache => Code::ForNewBytes,
+            Operation::Write => Code::ForEdges,
+        };
+    }
+    if request.operation == Operation::Write {
+        // Straightest first: what is written is not in the page cache. The sort is stable.
+        choices.sort_by_key(|choice| choice.route == StorageRoute::PageCache);
     }
 }
 
@@ -446,7 +466,7 @@ mod tests {
         let write = StorageRequest { operation: Operation::Write, ..read };
         let named = ask(Mode::Auto, Some(StorageRoute::Direct));
         assert_eq!(codes(read, &file()), [Code::ForResident, Code::ForNotResident]);
-        assert_eq!(codes(write, &file()), [Code::Edge, Code::Preferred]);
+        assert_eq!(codes(write, &file()), [Code::ForNewBytes, Code::ForEdges]);
         assert_eq!(codes(named, &file()), [Code::Requested]);
         assert_eq!(codes(read, &tmpfs()), [Code::MemoryBacked]);
     }
@@ -465,6 +485,30 @@ mod tests {
             plan.rejection(StorageRoute::MappedPageCache).unwrap().code,
             Code::DeviceCannotMap
         );
+    }
+
+    #[test]
+    fn each_choice_says_what_it_is_for() {
+        use StorageRoute::{Direct, PageCache, ThreadPool};
+        let write = |request| StorageRequest { operation: Operation::Write, ..request };
+        let (auto, named) = (ask(Mode::Auto, None), ask(Mode::Auto, Some(Direct)));
+        let software = ask(Mode::Software, None);
+        let cases = [
+            (auto, file(), vec![(PageCache, Code::ForResident), (Direct, Code::ForNotResident)]),
+            (write(auto), file(), vec![(Direct, Code::ForNewBytes), (PageCache, Code::ForEdges)]),
+            (
+                write(software),
+                file(),
+                vec![(ThreadPool, Code::ForNewBytes), (PageCache, Code::ForEdges)],
+            ),
+            (named, file(), vec![(Direct, Code::Requested)]),
+            (auto, tmpfs(), vec![(PageCache, Code::MemoryBacked)]),
+        ];
+        for (request, file, expected) in cases {
+            let plan = storage(request, &file, &sim(), &host(true));
+            let found: Vec<_> = plan.choices.iter().map(|c| (c.route, c.why.code)).collect();
+            assert_eq!(found, expected, "{request:?}");
+        }
     }
 
     #[test]

@@ -32,7 +32,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use beeline_core::model::{Header, Index, IndexError, Layout, Selection};
+use beeline_core::model::{Header, Index, IndexError, Layout, SelectError, Selection};
 
 use crate::error::{Error, Result};
 use crate::storage::File;
@@ -110,14 +110,29 @@ impl Model {
     /// hold one name.
     pub fn layout(&self, selection: &Selection) -> Result<Layout> {
         let headers: Vec<&Header> = self.headers.iter().collect();
-        let selected = selection.select(&headers).map_err(|error| {
-            let code = error.code();
-            Error::refused("cannot select tensors").because(error).coded(code)
-        })?;
+        let selected = selection.select(&headers).map_err(|error| self.not_selected(error))?;
         Layout::new(&selected).map_err(|error| {
             let code = error.code();
             Error::refused("cannot place tensors").because(error).coded(code)
         })
+    }
+
+    fn not_selected(&self, error: SelectError) -> Error {
+        let code = error.code();
+        let path = |file: u32| match self.files.get(file as usize) {
+            Some(file) => file.path().display().to_string(),
+            None => file.to_string(),
+        };
+        let text = match &error {
+            // It knows files by number only.
+            SelectError::DuplicateTensor { first, second, .. } => format!(
+                "cannot select tensors of {} (file {first}) and {} (file {second})",
+                path(*first),
+                path(*second)
+            ),
+            _ => "cannot select tensors".to_owned(),
+        };
+        Error::refused(text).because(error).coded(code)
     }
 
     fn add(&mut self, path: &Path) -> Result<()> {

@@ -132,7 +132,7 @@ impl Engine {
         let shared = Shared {
             node: gpu.numa_node(),
             pool: Pool::new(gpu, budget),
-            config,
+            config: config.bounded(),
             queue: Mutex::default(),
             work: Condvar::new(),
             left: Condvar::new(),

@@ -340,16 +340,17 @@ impl Transfer {
         state.stopped = true;
         let in_flight = state.claimed - state.finished;
         state.quarantine(&self.shared);
-        let total = self.job.split.bytes;
-        Error::new(
-            Kind::Timeout,
-            format!(
-                "{} {why}: {} of {total} bytes had arrived, {in_flight} chunks are still in flight \
-                 and their buffers stay quarantined",
-                self.what, state.report.bytes
-            ),
+        let (done, total) = (state.report.bytes, self.job.split.bytes);
+        let text = format!("{} {why}: {done} of {total} bytes had arrived", self.what);
+        if in_flight == 0 {
+            return Error::new(Kind::Timeout, format!("{text}, and nothing is in flight"))
+                .remedy("give it more time");
+        }
+        let still =
+            format!("{in_flight} chunks are still in flight and their buffers stay quarantined");
+        Error::new(Kind::Timeout, format!("{text}, {still}")).remedy(
+            "give it more time, or look for a drive or network file system that does not answer",
         )
-        .remedy("look for a drive or network file system that does not answer")
     }
 }
 

@@ -27,12 +27,13 @@ pub struct WholeFile {
 impl WholeFile {
     /// Prepares to write `size` bytes to `path`, all of which are reserved on the drive now.
     ///
-    /// A symbolic link is followed. An existing file keeps its permissions; a new one gets `mode`
-    /// less the process's umask.
+    /// A symbolic link is followed to the file that it names. An existing file keeps its permissions;
+    /// a new one gets `mode` less the process's umask.
     ///
     /// # Errors
-    /// `is_refused` where `path` names something other than a regular file; what the system says,
-    /// `ENOSPC` where there is not enough room: the old file is untouched then.
+    /// `is_refused` where `path` names something other than a regular file, or cannot name one (it ends
+    /// as the name of a folder, or is a link to nothing); what the system says, `ENOSPC` where there is
+    /// not enough room: the old file is untouched then.
     pub fn create(path: impl AsRef<Path>, size: u64, mode: u32) -> Result<Self> {
         let path = path.as_ref();
         let (target, exact) = match fs::metadata(path) {
@@ -45,7 +46,10 @@ impl WholeFile {
                 let target = fs::canonicalize(path).map_err(|e| Error::at("resolve", path, e))?;
                 (target, Some(meta.permissions().mode() & 0o7777))
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => (path.to_owned(), None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                refuse_no_file_name(path)?;
+                (path.to_owned(), None)
+            }
             Err(error) => return Err(Error::at("examine", path, error)),
         };
         let (fd, temporary) = open_temporary(&target, exact.unwrap_or(mode))?;
@@ -119,6 +123,24 @@ impl Drop for PartWritten {
     }
 }
 
+/// Refuses a path that names nothing and could never name a file, before a byte moves for it.
+fn refuse_no_file_name(path: &Path) -> Result<()> {
+    use std::os::unix::ffi::OsStrExt;
+
+    // Looked at as the kernel does: `Path` takes `name/` and `name/.` for `name`.
+    let last = path.as_os_str().as_bytes().rsplit(|byte| *byte == b'/').next();
+    if matches!(last, None | Some(b"" | b"." | b"..")) {
+        let text = format!("'{}' is the name of a folder that is not there", path.display());
+        return Err(Error::refused(text).remedy("make the folder first, or name a file to write"));
+    }
+    if let Ok(to) = fs::read_link(path) {
+        let text = format!("{} is a symbolic link to {}", path.display(), to.display());
+        return Err(Error::refused(format!("{text}, which is not there"))
+            .remedy("name the file that it points to, or remove the link"));
+    }
+    Ok(())
+}
+
 /// A new file in the folder of `target`: nameless where that works, else with a name to remove.
 fn open_temporary(target: &Path, mode: u32) -> Result<(OwnedFd, Option<PathBuf>)> {
     let folder = folder_of(target);
@@ -180,12 +202,27 @@ fn own_path(fd: impl AsFd) -> String {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
 }
 
+/// Longest file name in bytes on the file systems in use, `NAME_MAX`.
+const NAME_BYTES_MAX: usize = 255;
+
+/// `.NAME.beeline-PID-N` beside `target`; a NAME too long for all of that is cut.
 fn temporary_name(target: &Path) -> PathBuf {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let end = format!(".beeline-{}-{number}", std::process::id());
+    let whole = target.file_name().unwrap_or_default();
+    let room = NAME_BYTES_MAX.saturating_sub(1 + end.len());
+    // File systems that count characters, or want text, must find no half of one.
+    let kept = match whole.to_str() {
+        Some(text) => OsStr::new(text.get(..text.floor_char_boundary(room)).unwrap_or_default()),
+        None => OsStr::from_bytes(whole.as_bytes().get(..room).unwrap_or(whole.as_bytes())),
+    };
     let mut name = std::ffi::OsString::from(".");
-    name.push(target.file_name().unwrap_or_default());
-    name.push(format!(".beeline-{}-{number}", std::process::id()));
+    name.push(kept);
+    name.push(end);
     folder_of(target).join(name)
 }
 
@@ -222,5 +259,38 @@ mod tests {
         assert!(error.errno().is_some(), "{error:?}");
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert!(WholeFile::create(folder.path(), 1, 0o644).unwrap_err().is_refused());
+    }
+
+    #[test]
+    fn the_longest_name_has_a_temporary_one() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, cut) in [("a".repeat(255), 0), ("\u{e9}".repeat(127), 1), ("a".to_owned(), 0)] {
+            let path = folder.path().join(name);
+            for _ in 0..2 {
+                WholeFile::create(&path, 4, 0o600).unwrap().commit(false).unwrap();
+                assert_eq!(fs::read(&path).unwrap(), [0; 4]);
+            }
+            let temporary = temporary_name(&path);
+            let len = temporary.file_name().unwrap().len();
+            let whole = path.file_name().unwrap().len();
+            assert!(len <= 255 && (whole < 100 || len + cut >= 255), "{len}");
+            assert!(temporary.to_str().is_some());
+        }
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn a_path_that_can_name_no_file_is_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink("gone", &link).unwrap();
+        let at = |name: &str| format!("{}/{name}", folder.path().display());
+        for path in [String::new(), at("new/"), at("new/."), at("new/.."), at("link"), at("link/")]
+        {
+            let error = WholeFile::create(&path, 1, 0o644).unwrap_err();
+            assert!(error.is_refused(), "{path}: {error:?}");
+        }
+        assert_eq!(fs::read_link(&link).unwrap(), Path::new("gone"));
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
     }
 }

@@ -70,7 +70,9 @@ impl<T> Drop for Counted<T> {
 
 impl Device {
     pub(super) fn new(index: u32, config: &SimConfig) -> Result<Self> {
-        let capacity = config.memory_bytes.next_multiple_of(memory::PAGE_BYTES);
+        // Beyond the last page the kernel refuses a size just the same, and says so.
+        let capacity = config.memory_bytes.checked_next_multiple_of(memory::PAGE_BYTES);
+        let capacity = capacity.unwrap_or(config.memory_bytes);
         let memory = memfd("beeline-sim", capacity).map_err(|error| {
             Error::io(format_args!("make {capacity} bytes of simulated device memory"), error)
         })?;
