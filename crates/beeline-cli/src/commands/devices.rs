@@ -9,10 +9,7 @@ use crate::failure::Failure;
 use crate::flags::DevicesFlags;
 use crate::output::{self, Answer};
 
-/// Lists the devices of this process.
-///
-/// # Errors
-/// Where a device that opened does not say how much memory it has.
+/// Lists the devices of this process. What one of them does not say is a warning, and missing in its line.
 pub(crate) fn run(_flags: &DevicesFlags, _context: &Context) -> Result<Answer, Failure> {
     let mut answer = Answer::of("devices");
     let default = match Gpu::default_device() {
@@ -30,19 +27,21 @@ pub(crate) fn run(_flags: &DevicesFlags, _context: &Context) -> Result<Answer, F
     let mut any_simulated = false;
     for info in Gpu::list() {
         any_simulated |= info.simulated;
-        let memory = Gpu::open(&info.id)?.memory()?;
+        // One device that does not answer is no reason to hide the others.
+        let memory = Gpu::open(&info.id).and_then(|gpu| gpu.memory());
+        let memory = memory.map_err(|error| output::warn(&format!("{}: {error:#}", info.id))).ok();
         let is_default = default.as_ref() == Some(&info.id);
         table.add_row([
             info.id.to_string(),
             output::printable(&info.name),
-            gib(memory.total),
-            gib(memory.free),
+            memory.map_or_else(|| "-".to_owned(), |memory| gib(memory.total)),
+            memory.map_or_else(|| "-".to_owned(), |memory| gib(memory.free)),
             remarks(&info, is_default),
         ]);
         let mut entry = device_json(&info);
         if let Some(entry) = entry.as_object_mut() {
-            entry.insert("memory_bytes".to_owned(), memory.total.into());
-            entry.insert("free_bytes".to_owned(), memory.free.into());
+            entry.insert("memory_bytes".to_owned(), memory.map(|memory| memory.total).into());
+            entry.insert("free_bytes".to_owned(), memory.map(|memory| memory.free).into());
             entry.insert("default".to_owned(), is_default.into());
         }
         list.push(entry);

@@ -409,7 +409,8 @@ fn device_facts(gpu: &Gpu) -> DeviceFacts {
     DeviceFacts {
         simulated: info.simulated,
         reads_file_pages: true,
-        has_window: info.profile.is_none_or(|profile| profile != Profile::Plain),
+        // `Buffer::window` gives none into a CUDA device yet.
+        has_window: info.profile.is_some_and(|profile| profile != Profile::Plain),
     }
 }
 

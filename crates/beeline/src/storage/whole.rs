@@ -81,9 +81,13 @@ impl WholeFile {
     /// and the name are on the drive when this returns.
     ///
     /// # Errors
-    /// What the system says; the old file is untouched then.
+    /// What the system says. The old file is untouched then, but for one case: where the folder cannot
+    /// be flushed at the end, the text says so, and the new file is in its place.
     pub fn commit(mut self, sync: bool) -> Result<()> {
         let fail = |error: io::Error| Error::at("replace", &self.target, error);
+        let folder = folder_of(&self.target);
+        // Opened first: a folder that cannot be opened could not be flushed either.
+        let folder = if sync { Some(fs::File::open(folder).map_err(fail)?) } else { None };
         if sync {
             rustix::fs::fsync(&**self.file.buffered()).map_err(|e| fail(e.into()))?;
         }
@@ -96,10 +100,11 @@ impl WholeFile {
             self.temporary = Some(temporary); // Dropping `self` removes it.
             return Err(error);
         }
-        if sync && let Ok(folder) = fs::File::open(folder_of(&self.target)) {
-            folder.sync_all().map_err(fail)?;
-        }
-        Ok(())
+        folder.map_or(Ok(()), |folder| folder.sync_all()).map_err(|error| {
+            let what =
+                format!("flush the folder of {}, which has its new file", self.target.display());
+            Error::io(what, error)
+        })
     }
 }
 

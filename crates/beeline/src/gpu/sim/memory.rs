@@ -89,7 +89,7 @@ impl Allocation {
         let bytes = len.checked_next_multiple_of(PAGE_BYTES).ok_or_else(|| oom(device, len))?;
         // A statement of its own: the error text asks for the free bytes, under the same lock.
         let extents = lock(&device.inner.pages).take(bytes);
-        let extents = extents.ok_or_else(|| oom(device, len))?;
+        let extents = extents.ok_or_else(|| oom(device, bytes))?;
         match HostMem::from_extents(&device.inner.memory, &extents) {
             Ok(mem) => {
                 device.inner.allocated.fetch_add(bytes, Ordering::Relaxed);
@@ -254,7 +254,8 @@ fn oom(device: &Device, len: u64) -> Error {
     Error::new(
         Kind::OutOfMemory,
         format!(
-            "sim:{} has {} of {} bytes of device memory free, {} bytes short of the {len} needed",
+            "sim:{} has {} of {} bytes of device memory free, {} bytes short of the {len} needed \
+             (whole pages of 64 KiB)",
             device.inner.index,
             memory.free,
             memory.total,
