@@ -23,7 +23,11 @@ const TASKS: &[Task] = &[
     ("licences", ": check the licence of every dependency against the allowed ones", licences::run),
     ("mutate", "[NAME..]: take one check out at a time; a test must fail", mutate::run),
     ("rig", "[TEST] [--full]: boot the test machine and run one of its tests", rig::run_rig),
-    ("skips", "LOG LIST: compare the SKIP lines of a test log with the committed list", skips::run),
+    (
+        "skips",
+        "LOG LIST..: compare the SKIP lines of a test log with the committed lists",
+        skips::run,
+    ),
 ];
 
 fn main() -> ExitCode {

@@ -7,10 +7,15 @@ use std::fs;
 use crate::Outcome;
 
 pub(crate) fn run(args: &[String]) -> Outcome {
-    let [log, list] = args else { return Err("usage: cargo xtask skips LOG LIST".to_owned()) };
+    let Some((log, lists)) = args.split_first().filter(|(_, lists)| !lists.is_empty()) else {
+        return Err("usage: cargo xtask skips LOG LIST..".to_owned());
+    };
     let read = |path: &String| fs::read(path).map_err(|error| format!("{path}: {error}"));
     let log = String::from_utf8_lossy(&read(log)?).into_owned();
-    let allowed = String::from_utf8_lossy(&read(list)?).into_owned();
+    let mut allowed = String::new();
+    for list in lists {
+        allowed.push_str(&String::from_utf8_lossy(&read(list)?));
+    }
     let allowed: Vec<&str> = names(&allowed).collect();
     let skipped = count(&log);
     let total: usize = skipped.values().sum();
@@ -23,7 +28,8 @@ pub(crate) fn run(args: &[String]) -> Outcome {
     if unlisted.is_empty() {
         return Ok(());
     }
-    Err(format!("not in the committed list of skips: {}", unlisted.join(", ")))
+    let lists = lists.join(", ");
+    Err(format!("skipped, but not in the committed lists ({lists}): {}", unlisted.join(", ")))
 }
 
 /// The names of a list, without comments.

@@ -139,7 +139,7 @@ fn a_pattern_without_a_match_names_the_nearest_tensor() {
     );
     assert_eq!(
         text(glob("transformer.h.*")),
-        "no tensor matches 'transformer.h.*'; list the tensors to see their names"
+        "no tensor matches 'transformer.h.*'; the names stand in the JSON that begins at byte 8 of each file"
     );
 }
 

@@ -122,7 +122,7 @@ impl fmt::Display for SelectError {
             ),
             Self::NoMatch { pattern, closest: None } => write!(
                 f,
-                "no tensor matches '{}'; list the tensors to see their names",
+                "no tensor matches '{}'; the names stand in the JSON that begins at byte 8 of each file",
                 Clipped(pattern)
             ),
             Self::NothingSelected => {
