@@ -107,7 +107,10 @@ fn every_check_that_can_fail_has_its_three_inputs() {
         "cufile-effective-path",
         "cufile-library-missing",
     ];
-    for check in TABLE.iter().filter(|check| !remarks.contains(&check.code)) {
+    // Decided by transfers that ran, which no file holds: `checks::transfers` has their inputs.
+    let probed = |check: &&beeline_core::checks::Check| check.code.starts_with("probe-");
+    let of_files = TABLE.iter().filter(|check| !probed(check));
+    for check in of_files.filter(|check| !remarks.contains(&check.code)) {
         let near = NEAR_MISSES.iter().any(|(code, _)| *code == check.code);
         let missing = MISSING.iter().any(|(code, _)| *code == check.code);
         assert!(near, "{} has no near miss", check.code);

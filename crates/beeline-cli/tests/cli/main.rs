@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 
 mod copy;
+mod doctor;
 mod explain;
 mod load;
 mod refusals;

@@ -14,9 +14,14 @@ mod pci;
 mod procfs;
 mod sysfs;
 mod tree;
+mod verify;
 
 pub use cuda::cuda_facts;
 pub use driver::{DriverFacts, DriverGpu, DriverPeer, add_driver_facts};
+
+pub use verify::{
+    DEVICES_MAX, Fault, Path as ProbePath, VerifyOptions, devices, paths, serve, verify,
+};
 
 use tree::Tree;
 
