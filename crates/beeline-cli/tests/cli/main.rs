@@ -5,6 +5,7 @@ mod copy;
 mod doctor;
 mod explain;
 mod load;
+mod page;
 mod refusals;
 mod support;
 mod surface;
