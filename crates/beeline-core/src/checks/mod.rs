@@ -19,9 +19,12 @@ mod paths;
 mod peer;
 mod platform;
 mod rdma_net;
+mod rdma_port;
 mod rdma_reg;
+mod rdma_use;
 mod storage;
 mod storage_config;
+mod storage_place;
 mod table;
 mod transfers;
 
@@ -200,6 +203,7 @@ impl From<Finding> for Verdict {
 }
 
 /// One row of the table.
+#[derive(Clone, Copy)]
 pub struct Check {
     /// Stable code.
     pub code: &'static str,
