@@ -189,16 +189,20 @@ fn transfers(out: &mut String, report: &Report) {
             Outcome::NotRun => "?",
             Outcome::Differs | Outcome::Hung | Outcome::Failed => "\u{2717}",
         };
-        let simulated = if transfer.simulated { "simulated; " } else { "" };
+        let mut remarks = vec![escape(&transfer.note)];
+        if transfer.simulated {
+            remarks.insert(0, "simulated".to_owned());
+        }
+        remarks.retain(|remark| !remark.is_empty());
         let _ = writeln!(
             out,
             "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"state {state}\">{mark} {state}</td>\
-             <td>{simulated}{}</td></tr>",
+             <td>{}</td></tr>",
             escape(&transfer.from.to_string()),
             escape(&transfer.to.to_string()),
             escape(&transfer.by.to_string()),
             speed(transfer.mb_per_s),
-            escape(&transfer.note)
+            remarks.join("; ")
         );
     }
     out.push_str(

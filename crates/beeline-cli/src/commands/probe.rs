@@ -25,7 +25,7 @@ const BYTES_SIMULATED: u64 = 8 << 20;
 /// work are a transfer that was not run, with the reason.
 ///
 /// # Errors
-/// Where this program does not know its own path.
+/// A folder or size that cannot be used; where this program does not know its own path.
 pub(crate) fn run(
     flags: &ProbeFlags,
     machine: &mut Machine,
@@ -33,6 +33,16 @@ pub(crate) fn run(
 ) -> Result<Vec<Transfer>, Failure> {
     if !flags.probe {
         return Ok(Vec::new());
+    }
+    let folder = flags.probe_dir.clone().unwrap_or_else(std::env::temp_dir);
+    if !folder.is_dir() {
+        let message = format!("{} is not a directory", folder.display());
+        return Err(Failure::refused("input-refused", message));
+    }
+    if let Some(bytes) = flags.probe_bytes.filter(|bytes| !(1..=probe::BYTES_MAX).contains(bytes)) {
+        let message =
+            format!("a probe copies 1 to {} bytes at once, not {bytes}", probe::BYTES_MAX);
+        return Err(Failure::refused("input-refused", message));
     }
     let devices = match probe::devices() {
         Ok(devices) => devices,
@@ -58,7 +68,7 @@ pub(crate) fn run(
         deadline: flags.probe_timeout.unwrap_or(DEADLINE),
         deadline_all: DEADLINE_ALL,
         bytes: flags.probe_bytes.unwrap_or(if simulated { BYTES_SIMULATED } else { BYTES }),
-        folder: flags.probe_dir.clone().unwrap_or_else(std::env::temp_dir),
+        folder,
         fault: flags.probe_fault.filter(|_| simulated),
     };
     Ok(probe::verify(&devices, &options, |_, _, _| {}))

@@ -91,11 +91,12 @@ fn a_probe_is_of_the_running_machine_only() {
     for more in [&["--load", "x.json"][..], &["--root", "/"], &["file.txt"]] {
         assert_eq!(probe(more).code, Some(2), "{more:?}");
     }
-    let run = probe(&["--probe-dir", "/does/not/exist"]);
-    if !has_gpu() {
-        let all = transfers(&run.json());
-        let files: Vec<_> = all.iter().filter(|(name, _)| name.starts_with("file")).collect();
-        assert!(files.iter().all(|(_, outcome)| outcome == "failed"), "{files:?}");
+    for more in [["--probe-dir", "/does/not/exist"], ["--probe-timeout", "0"]] {
+        assert_eq!(probe(&more).code, Some(2), "{more:?}");
+    }
+    for bytes in ["0", "2G"] {
+        let run = beeline_with(&[], &["doctor", "--probe", "--probe-bytes", bytes]);
+        assert_eq!(run.code, Some(2), "{bytes}: {run:?}");
     }
 }
 

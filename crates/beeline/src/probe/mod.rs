@@ -21,7 +21,7 @@ pub use cuda::cuda_facts;
 pub use driver::{DriverDistance, DriverFacts, DriverGpu, DriverPeer, add_driver_facts};
 
 pub use verify::{
-    DEVICES_MAX, Fault, Path as ProbePath, VerifyOptions, devices, paths, serve, verify,
+    BYTES_MAX, DEVICES_MAX, Fault, Path as ProbePath, VerifyOptions, devices, paths, serve, verify,
 };
 
 use tree::Tree;

@@ -24,6 +24,9 @@ use crate::gpu::{DeviceId, Gpu, Info};
 /// Devices that are probed with each other: 16 make 480 transfers between pairs.
 pub const DEVICES_MAX: usize = 16;
 
+/// Most bytes of one copy.
+pub const BYTES_MAX: u64 = 1 << 30;
+
 /// How a probe is run.
 #[derive(Clone, Debug)]
 pub struct VerifyOptions {
@@ -35,7 +38,7 @@ pub struct VerifyOptions {
     pub deadline: Duration,
     /// How long all of them may take together; what is left then is not run.
     pub deadline_all: Duration,
-    /// Bytes of one copy.
+    /// Bytes of one copy, at most [`BYTES_MAX`].
     pub bytes: u64,
     /// A folder for the temporary file, which never has a name for longer than it takes to open it.
     pub folder: PathBuf,

@@ -9,7 +9,7 @@ use beeline_core::checks::Outcome;
 use beeline_core::segment::Segment;
 use beeline_sys::mem::HostMem;
 
-use super::{Answer, Fault, Path, Request, open};
+use super::{Answer, BYTES_MAX, Fault, Path, Request, open};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::gpu::sim::{Effect, Site};
@@ -18,8 +18,6 @@ use crate::storage::{Engine, File, Request as FileRequest};
 
 /// Longest request that is read, in bytes.
 const REQUEST_BYTES_MAX: u64 = 64 << 10;
-/// Most bytes of one copy.
-const BYTES_MAX: u64 = 1 << 30;
 /// What a bandwidth is measured over: copies of about this long together, and their number.
 const MEASURED: Duration = Duration::from_millis(60);
 const COPIES_MIN: u32 = 4;

@@ -15,6 +15,8 @@ const ANSWER_BYTES_MAX: u64 = 64 << 10;
 /// How long a killed child may take to be gone. One that the kernel keeps in a driver call is left
 /// behind, and nothing more is run: the next child would most likely end the same way.
 const REAP_TIMEOUT: Duration = Duration::from_secs(3);
+/// Longest wait for one transfer, whatever was asked for.
+const DEADLINE_MAX: Duration = Duration::from_secs(3600);
 
 /// Runs every path between `devices` and says how each went; `tell` hears of each before it starts.
 ///
@@ -58,7 +60,8 @@ fn one(
     path: &Path,
     options: &VerifyOptions,
 ) -> (Answer, Option<String>) {
-    let deadline = Instant::now() + options.deadline;
+    let span = options.deadline.min(DEADLINE_MAX);
+    let deadline = Instant::now() + span;
     let running = match worker.take() {
         Some(worker) => Ok(worker),
         None => Worker::start(options),
@@ -75,7 +78,7 @@ fn one(
         bytes: options.bytes,
         folder: options.folder.clone(),
         fault: options.fault.and_then(|(at, fault)| (at == index).then_some(fault)),
-        give_up_ms: u64::try_from(options.deadline.as_millis())
+        give_up_ms: u64::try_from(span.as_millis())
             .unwrap_or(u64::MAX)
             .saturating_mul(4)
             .saturating_add(10_000),
@@ -92,7 +95,7 @@ fn one(
             });
             let answer = match end {
                 End::Deadline => {
-                    let note = format!("no answer within {:?}", options.deadline);
+                    let note = format!("no answer within {span:?}");
                     Answer::not_verified(Outcome::Hung, note)
                 }
                 End::Gone(why) => {
