@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use beeline::config::parse_bytes;
 use beeline::core::plan::{Mode, StorageRoute};
+use beeline::probe::Fault;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
@@ -114,6 +115,10 @@ pub(crate) enum Command {
     /// Distances carry the names of nvidia-smi topo -m: NV#, C2C, PIX, PXB, P2C, PHB, NODE, SYS; a
     /// question mark stands where the facts do not decide.
     Topo(TopoFlags),
+
+    /// Answers `beeline doctor --probe`
+    #[command(name = "probe-worker", hide = true)]
+    ProbeWorker,
 
     /// Print completions for a shell
     ///
@@ -266,6 +271,37 @@ pub(crate) struct DoctorFlags {
     /// Show passed and skipped checks too
     #[arg(long)]
     pub(crate) all: bool,
+
+    #[command(flatten)]
+    pub(crate) probe: ProbeFlags,
+}
+
+/// Flags of `beeline doctor --probe`.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct ProbeFlags {
+    /// Move bytes over every path between GPUs, host and a file, and compare them
+    ///
+    /// Uses device memory and makes CUDA contexts, in a process of its own that is killed where a
+    /// path hangs. Only this makes a path "verified". Only for the running machine. Without a GPU the
+    /// simulated devices are probed, and every line says so.
+    #[arg(long, conflicts_with_all = ["files", "load", "root"])]
+    pub(crate) probe: bool,
+
+    /// Give up one transfer after so many seconds (20)
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, requires = "probe")]
+    pub(crate) probe_timeout: Option<Duration>,
+
+    /// Bytes of one copy, at most 1G (64M; 8M between simulated devices)
+    #[arg(long, value_name = "BYTES", value_parser = parse_size, requires = "probe")]
+    pub(crate) probe_bytes: Option<u64>,
+
+    /// Folder for the file that is read (the one for temporary files)
+    #[arg(long, value_name = "DIR", requires = "probe")]
+    pub(crate) probe_dir: Option<PathBuf>,
+
+    /// Makes one transfer of simulated devices go wrong: its number, then stall, corrupt or fail
+    #[arg(long, value_name = "N:KIND", value_parser = parse_fault, requires = "probe", hide = true)]
+    pub(crate) probe_fault: Option<(usize, Fault)>,
 }
 
 /// Flags of `beeline topo`.
@@ -353,6 +389,19 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
         .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
         .filter(|span| !span.is_zero())
         .ok_or_else(|| "write a number of seconds above 0, as 30 or 0.5".to_owned())
+}
+
+fn parse_fault(text: &str) -> Result<(usize, Fault), String> {
+    let parse = |(at, kind): (&str, &str)| {
+        let fault = match kind {
+            "stall" => Fault::Stall,
+            "corrupt" => Fault::Corrupt,
+            "fail" => Fault::Fail,
+            _ => return None,
+        };
+        Some((at.parse().ok()?, fault))
+    };
+    text.split_once(':').and_then(parse).ok_or_else(|| "write N:stall, N:corrupt or N:fail".into())
 }
 
 fn parse_rows(text: &str) -> Result<(u64, u64), String> {

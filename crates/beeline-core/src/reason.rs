@@ -104,6 +104,7 @@ codes! {
     PortDown = "port-down", "a port is down", "cable, switch, subnet manager";
     NoGpuLink = "no-gpu-link", "the GPUs have no link of their own", "";
     PathUnknown = "path-unknown", "the facts do not show the way between them", "lspci -vvv as root, or nvidia-smi topo -m";
+    ProbeTransfer = "probe-transfer", "a transfer over the path hung, failed or brought other bytes", "keep traffic off the path; look for address translation and redirecting ports";
     PathTooFar = "path-too-far", "too far apart for peer access", "";
 }
 

@@ -3,9 +3,10 @@
 
 mod doctor_common;
 
-use beeline_core::checks::{Status, TABLE, run};
+use beeline_core::checks::{Finding, Status, TABLE, run};
 use beeline_core::facts::Machine;
 use doctor_common::cases::{CASES, MISSING, NEAR_MISSES};
+use doctor_common::more::{POSITIVE, QUIET, SUMMARIES};
 use doctor_common::{from_inputs, judge, words};
 
 #[test]
@@ -64,58 +65,70 @@ fn without_any_input_no_check_fails() {
     }
 }
 
+/// Says something of its own: a failure, an open question, or a remark with what it is about.
+fn is_loud(finding: &Finding) -> bool {
+    match finding.status {
+        Status::Fail | Status::Unknown => true,
+        Status::Pass => {
+            let about = !finding.evidence.is_empty() || !finding.subjects.is_empty();
+            about || finding.check == "facts-hidden" && !finding.remedies.is_empty()
+        }
+        Status::Skip => false,
+    }
+}
+
 #[test]
-fn every_check_that_can_fail_has_its_three_inputs() {
-    // Remarks cannot fail: they have nothing to miss.
-    let remarks = [
-        "peermem-not-registered",
-        "link-sample-low",
-        "rdma-device-absent",
-        "kernel-no-p2pdma",
-        "nvidia-fs-absent",
-        "dmabuf-export",
-        "facts-hidden",
-        "peermem-invalid-context",
-        "driver-parameters",
-        "nccl-benign",
-        "nccl-summary",
-        "nic-merged",
-        "gds-compat",
-        "gds-rdma-storage",
-        "gds-p2pdma-off",
-        "gds-path",
-        "gds-no-nvme",
-        "gds-may-be-slower",
-        "cufile-numa-bind",
-    ];
-    let lone = [
-        // One line of a log both shows and decides these; without the log they skip, as all do.
-        "rail-crossing",
-        "gid-none-routable",
-        "port-down",
-        "counter-saturated",
-        "late-failure",
-        "topo-xml-missing-attr",
-        "topo-xml-foreign-busid",
-        "rank-env-mismatch",
-        "bar1-exhausted",
-        "gds-nvme-not-registered",
-        "gds-no-native-path",
-        "cufile-json-pinned-too-small",
-        "cufile-json-posix-pool",
-        "cufile-json-slow",
-        "cufile-effective-path",
-        "cufile-library-missing",
-    ];
-    for check in TABLE.iter().filter(|check| !remarks.contains(&check.code)) {
-        let near = NEAR_MISSES.iter().any(|(code, _)| *code == check.code);
-        let missing = MISSING.iter().any(|(code, _)| *code == check.code);
-        assert!(near, "{} has no near miss", check.code);
-        assert!(
-            missing || lone.contains(&check.code),
-            "{} has no input without evidence",
-            check.code
-        );
+fn every_check_speaks_up_keeps_quiet_and_says_what_it_lacks() {
+    // Decided by transfers that ran, which no file holds: `checks::transfers` has their inputs.
+    let checks = TABLE.iter().filter(|check| !check.code.starts_with("probe-"));
+    let mut wrong = Vec::new();
+    for code in checks.map(|check| check.code) {
+        let cases = CASES.iter().filter(|case| case.want.iter().any(|want| want.check == code));
+        let more = POSITIVE.iter().filter(|(check, _)| *check == code).map(|(_, inputs)| *inputs);
+        let positive: Vec<&[&str]> = cases.map(|case| case.inputs).chain(more).collect();
+        let spoken = positive.iter().filter_map(|inputs| from_inputs(inputs)).any(|machine| {
+            let summary = SUMMARIES.contains(&code);
+            run(&machine)
+                .of(code)
+                .iter()
+                .any(|f| is_loud(f) || summary && f.status == Status::Pass && !f.message.is_empty())
+        });
+        let readable = |inputs: &&[&str]| from_inputs(inputs).is_some();
+        if positive.is_empty() || (!spoken && positive.iter().all(readable)) {
+            wrong.push(format!("{code} speaks up on none of {positive:?}"));
+        }
+        let quiet = QUIET.iter().chain(NEAR_MISSES).any(|(check, _)| *check == code);
+        if !quiet && !SUMMARIES.contains(&code) {
+            wrong.push(format!("{code} has no near miss"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn remarks_keep_quiet_on_what_is_near() {
+    for (check, inputs) in QUIET {
+        let Some(machine) = from_inputs(inputs) else { continue };
+        let report = run(&machine);
+        for finding in report.of(check) {
+            assert!(!is_loud(finding), "{check} on {inputs:?}: {}", words(finding));
+        }
+    }
+}
+
+#[test]
+fn without_its_evidence_every_check_says_what_it_needs() {
+    // A kernel's name decides about no path.
+    for machine in [Machine::new(), from_inputs(&["uname-r.txt"]).unwrap()] {
+        let report = run(&machine);
+        for check in TABLE.iter().filter(|check| check.code != "facts-hidden") {
+            for finding in report.of(check.code) {
+                let open = matches!(finding.status, Status::Skip | Status::Unknown);
+                assert!(open, "{}: {:?} {}", check.code, finding.status, finding.message);
+                let asks = !finding.missing.is_empty() || !finding.candidates.is_empty();
+                assert!(asks, "{} does not say what is missing", check.code);
+            }
+        }
     }
 }
 

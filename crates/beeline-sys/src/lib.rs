@@ -13,6 +13,7 @@ pub mod cuda;
 pub mod file;
 pub mod mem;
 pub mod net;
+pub mod nvml;
 #[doc(hidden)]
 pub mod testing;
 pub mod thread;

@@ -133,3 +133,67 @@ fn the_running_machine_is_read_without_an_error() {
     let saved = json::save(&machine, true).unwrap();
     assert_eq!(json::load(&saved).unwrap(), machine);
 }
+
+/// What a request is told at run time, what the plan of the file says, and what doctor prints are one
+/// vocabulary: for one cause there is one code.
+#[test]
+fn a_storage_route_refused_at_run_time_has_the_code_of_plan_and_doctor() {
+    use beeline::config::Config;
+    use beeline::gpu::{DeviceId, Gpu};
+    use beeline::storage::{Engine, File, Mode, Operation, Request, StorageRequest, StorageRoute};
+    use beeline_core::plan::{
+        self, DeviceFacts, DirectIo, FileFacts, FileKind, HostFacts, IoUring,
+    };
+    use beeline_core::reason::Code;
+    use beeline_core::segment::Segment;
+
+    // At run time, on the device that every machine has.
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("file");
+    fs::write(&path, vec![7; 8192]).unwrap();
+    let gpu = Gpu::open(&DeviceId::Sim(0)).unwrap();
+    let file = std::sync::Arc::new(File::open(&path).unwrap());
+    for route in [StorageRoute::P2pDma, StorageRoute::Nvme] {
+        let wanted =
+            StorageRequest { operation: Operation::Read, mode: Mode::Require, route: Some(route) };
+        let planned = file.plan(&gpu, wanted).rejection(route).unwrap().clone();
+        let segment = Segment { file: 0, file_offset: 0, device_offset: 0, len: 8192 };
+        let buffer = gpu.alloc(8192).unwrap();
+        let mut request = Request::read(vec![file.clone()], vec![segment], buffer);
+        (request.mode, request.route) = (Mode::Require, Some(route));
+        let error = Engine::new(&gpu, Config::default()).run(request).unwrap_err();
+        assert!(error.is_no_route(), "{error}");
+        let codes: Vec<Code> = error.reasons().iter().map(|reason| reason.code).collect();
+        assert_eq!(codes, [planned.code], "{error}");
+    }
+
+    // The cause that a machine with a real GPU has, by the same function that the engine asks.
+    let file = FileFacts {
+        kind: FileKind::Regular,
+        size: 8192,
+        file_system: "ext4".to_owned(),
+        memory_backed: false,
+        on_nvme: Some(true),
+        direct: DirectIo::Aligned { memory: 4096, offset: 4096 },
+    };
+    let device = DeviceFacts { simulated: false, reads_file_pages: true, has_window: true };
+    let host = HostFacts { io_uring: IoUring::Yes };
+    let wanted = StorageRequest {
+        operation: Operation::Read,
+        mode: Mode::Require,
+        route: Some(StorageRoute::P2pDma),
+    };
+    let plan = plan::storage(wanted, &file, &device, &host);
+    let refused = plan.rejection(StorageRoute::P2pDma).unwrap().code;
+    let root = tempfile::tempdir().unwrap();
+    put(root.path(), "proc/kallsyms", "0000000000000000 T nvme_queue_rq\n".repeat(64));
+    put(root.path(), "proc/version", "Linux version 6.1.0 (gcc) #1 SMP\n");
+    let mut machine = gather(&Options { root: root.path().to_owned(), ..Options::default() });
+    let origin = beeline_core::facts::Origin::default();
+    let unset = beeline_core::facts::Fact { value: String::new(), origin };
+    machine.platform.config.insert("CONFIG_PCI_P2PDMA".into(), unset);
+    let report = run(&machine);
+    assert_eq!(refused, Code::KernelNoP2pDma);
+    assert_eq!(report.of("kernel-no-p2pdma")[0].reason, Some(refused));
+    assert!(report.of("kernel-no-p2pdma")[0].message.contains("CONFIG_PCI_P2PDMA"));
+}

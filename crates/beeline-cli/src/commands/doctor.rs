@@ -10,7 +10,7 @@ use beeline::core::facts::{Kind, Machine, json, read, read_tree};
 use beeline::probe::{self, Options};
 use serde_json::{Value, json};
 
-use super::html;
+use super::{Context, html};
 use crate::failure::Failure;
 use crate::flags::{DoctorFlags, FactsFlags};
 use crate::output::{Answer, printable};
@@ -22,20 +22,24 @@ const FILE_BYTES_MAX: u64 = 1 << 30;
 ///
 /// # Errors
 /// An input that cannot be read or is refused, a file that cannot be written.
-pub(crate) fn run(flags: &DoctorFlags) -> Result<Answer, Failure> {
-    let machine = machine(&flags.facts)?;
+pub(crate) fn run(flags: &DoctorFlags, context: &Context) -> Result<Answer, Failure> {
+    let mut machine = machine(&flags.facts)?;
+    let transfers = super::probe::run(&flags.probe, &mut machine, context)?;
     if let Some(path) = &flags.save {
         let text = json::save(&machine, flags.personal)
             .map_err(|error| Failure::failed("io-failed", error.to_string()))?;
         write_file(path, &text)?;
     }
-    let report = checks::run(&machine);
+    let report = checks::run_with(&machine, &transfers);
     if let Some(path) = &flags.html {
         write_file(path, &html::page(&machine, &report))?;
     }
     let mut answer = Answer::of("doctor");
     answer.text = as_text(&machine, &report, flags.all);
     add_json(&mut answer, &machine, &report)?;
+    if let Some(simulated) = context.simulated() {
+        answer.set("simulated", simulated);
+    }
     let failed = report.failures().count();
     if failed > 0 {
         let message = match failed {
@@ -168,6 +172,7 @@ fn add_json(answer: &mut Answer, machine: &Machine, report: &Report) -> Result<(
     answer.set("sources", machine.sources.iter().map(source).collect::<Value>());
     answer.set("findings", serde_json::to_value(&report.findings).map_err(failed)?);
     answer.set("paths", serde_json::to_value(&report.paths).map_err(failed)?);
+    answer.set("transfers", serde_json::to_value(&report.transfers).map_err(failed)?);
     let notes: Value = machine.notes.iter().map(|note| note.value.as_str()).collect();
     answer.set("notes", notes);
     Ok(())
@@ -229,6 +234,7 @@ fn as_text(machine: &Machine, report: &Report, all: bool) -> String {
             path.why
         );
     }
+    super::probe::text(&report.transfers, &mut out);
     let count = |status| report.findings.iter().filter(|f| f.status == status).count();
     let _ = writeln!(
         out,
@@ -299,26 +305,30 @@ mod tests {
         DoctorFlags { facts, ..DoctorFlags::default() }
     }
 
+    fn context() -> Context {
+        Context::new(false)
+    }
+
     #[test]
     fn exit_codes_tell_fine_failed_and_refused() {
-        let answer = run(&of(vec![fixture("lspci-vvv-2gpu-gpp-001d.txt")])).unwrap();
+        let answer = run(&of(vec![fixture("lspci-vvv-2gpu-gpp-001d.txt")]), &context()).unwrap();
         assert_eq!(answer.failure.unwrap().exit, crate::failure::EXIT_FAILED);
         assert!(
             answer.text.contains("FAIL error") && answer.text.contains("setpci -s 0000:40:01.1")
         );
 
-        let answer = run(&of(vec![fixture("lspci-vvv-2gpu-gpp-0001.txt")])).unwrap();
+        let answer = run(&of(vec![fixture("lspci-vvv-2gpu-gpp-0001.txt")]), &context()).unwrap();
         assert_eq!(answer.failure, None);
         assert!(answer.text.contains("0 failed"));
 
-        let refusal = run(&of(vec![fixture("does-not-exist")])).unwrap_err();
+        let refusal = run(&of(vec![fixture("does-not-exist")]), &context()).unwrap_err();
         assert_eq!(refusal.exit, crate::failure::EXIT_REFUSED);
         assert!(refusal.message.contains("does-not-exist"));
 
         let dir = tempfile::tempdir().unwrap();
         let odd = dir.path().join("odd.txt");
         fs::write(&odd, "nothing of the kind\n").unwrap();
-        let refusal = run(&of(vec![odd])).unwrap_err();
+        let refusal = run(&of(vec![odd]), &context()).unwrap_err();
         assert_eq!(refusal.exit, crate::failure::EXIT_REFUSED);
         assert!(
             refusal.message.contains("odd.txt:1:") && refusal.message.contains("expected one of")
@@ -332,14 +342,14 @@ mod tests {
         let page = dir.path().join("page.html");
         let mut flags = of(vec![fixture("nccl-node-a-nogdr.log"), fixture("nccl-node-b-gdr.log")]);
         (flags.save, flags.html) = (Some(saved.clone()), Some(page.clone()));
-        let first = run(&flags).unwrap();
+        let first = run(&flags, &context()).unwrap();
         let text = fs::read_to_string(&saved).unwrap();
         assert!(!text.contains("nodea") && text.contains("host-1"));
         assert!(fs::read_to_string(&page).unwrap().contains("gdr-asymmetric"));
 
         let mut again = of(Vec::new());
         again.facts.load = Some(saved);
-        let second = run(&again).unwrap();
+        let second = run(&again, &context()).unwrap();
         let codes = |answer: &Answer| -> Vec<String> {
             let list = answer.json["findings"].as_array().unwrap();
             list.iter().map(|f| format!("{} {}", f["check"], f["status"])).collect()

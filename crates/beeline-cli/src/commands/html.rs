@@ -2,11 +2,12 @@
 //!
 //! Everything that comes from inputs is escaped; the page carries a policy that forbids loading.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use beeline::core::checks::{Finding, Level, Report, Status};
-use beeline::core::facts::{Bdf, Known, Machine, Parent};
+use beeline::core::checks::{Finding, Level, Outcome, PathVerdict, Report, Status};
+use beeline::core::facts::Machine;
+
+mod tree;
 
 use super::doctor::{is_interesting, severity_word, status_word};
 
@@ -24,10 +25,13 @@ article p{margin:.3rem 0}ul{margin:.2rem 0;padding-left:1.3rem}li{overflow-wrap:
 .tag{font-weight:600;text-transform:uppercase;font-size:.8rem}.dim{color:var(--dim)}\
 code{background:var(--soft);padding:0 .2rem;border-radius:.2rem}\
 table{border-collapse:collapse;width:100%}th,td{text-align:left;padding:.25rem .6rem;border-bottom:1px solid var(--line)}\
-.plausible,.verified,.capable{color:var(--good)}.refused{color:var(--bad)}.unknown{color:var(--warn)}\
+td:first-child,td:nth-child(2),th,.state{white-space:nowrap}td{vertical-align:top}\
+.state{font-weight:600}.plausible,.verified,.capable{color:var(--good)}.refused,.differs,.hung,.failed{color:var(--bad)}\
+.unknown,.not-run{color:var(--warn)}#matrix td,#matrix th{text-align:center;border:1px solid var(--line)}#matrix{width:auto}\
+details summary{cursor:pointer}\
 .scroll{overflow-x:auto}svg{background:var(--soft);border-radius:.4rem}\
 svg text{fill:var(--fg);font:13px ui-monospace,monospace}svg path{stroke:var(--dim);fill:none}\
-svg .gpu{fill:var(--good)}svg .nic{fill:var(--warn)}svg .drive{fill:var(--dim)}svg .port{fill:var(--line)}svg .redirect{fill:var(--bad)}";
+svg rect,svg circle{stroke:var(--bg)}svg .gpu{fill:var(--good)}svg .nic{fill:var(--warn)}svg .drive{fill:var(--dim)}svg .port{fill:var(--line)}svg .redirect{fill:var(--bad)}";
 
 /// The page.
 pub(crate) fn page(machine: &Machine, report: &Report) -> String {
@@ -40,8 +44,10 @@ pub(crate) fn page(machine: &Machine, report: &Report) -> String {
     out.push_str(STYLE);
     out.push_str("</style>\n</head>\n<body>\n<h1>Beeline doctor</h1>\n");
     summary(&mut out, machine, report);
-    tree(&mut out, machine);
+    tree::tree(&mut out, machine);
+    matrix(&mut out, report);
     paths(&mut out, report);
+    transfers(&mut out, report);
     findings(&mut out, report);
     out.push_str("</body>\n</html>\n");
     out
@@ -79,149 +85,67 @@ fn summary(out: &mut String, machine: &Machine, report: &Report) {
     out.push_str("</ul>\n");
 }
 
-/// Rows of the drawing.
-const ROWS_MAX: usize = 400;
-/// Height of a row and width of a level, in pixels.
-const ROW: usize = 22;
-const LEVEL: usize = 26;
-
-/// One row: depth, class for colour, text.
-struct Row {
-    depth: usize,
-    class: &'static str,
-    text: String,
+/// A mark for a state, so that colour is never alone.
+const fn mark(level: Level) -> &'static str {
+    match level {
+        Level::Refused => "\u{2717}",
+        Level::Unknown => "?",
+        Level::Capable => "\u{25cb}",
+        Level::Plausible => "\u{25d0}",
+        Level::Verified => "\u{2713}",
+    }
 }
 
-/// The machine as a tree: host bridges and CPUs, ports, and the devices that matter below them.
-fn tree(out: &mut String, machine: &Machine) {
-    let mut children: BTreeMap<Option<Parent>, Vec<Bdf>> = BTreeMap::new();
-    for (bdf, device) in &machine.pci {
-        let parent = device.parent.known().cloned();
-        children.entry(parent).or_default().push(*bdf);
-    }
-    let roots: Vec<Parent> = children
-        .keys()
-        .flatten()
-        .filter(|parent| !matches!(parent, Parent::Bridge(_)))
-        .cloned()
-        .collect();
-    let mut rows = Vec::new();
-    for root in &roots {
-        let label = match root {
-            Parent::Host(name) => format!("host bridge {name}"),
-            Parent::Cpu(node) => format!("CPU, NUMA node {node}"),
-            Parent::Bridge(bdf) => bdf.to_string(),
-        };
-        rows.push(Row { depth: 0, class: "port", text: label });
-        let below = children.get(&Some(root.clone()));
-        for bdf in below.into_iter().flatten() {
-            descend(machine, &children, *bdf, 1, &mut rows);
+/// Ends of the matrix; a larger machine has the list only.
+const MATRIX_MAX: usize = 24;
+
+/// Every pair at a glance: distance and state.
+fn matrix(out: &mut String, report: &Report) {
+    let mut ends: Vec<&str> = Vec::new();
+    for path in &report.paths {
+        for end in [path.from.as_str(), path.to.as_str()] {
+            if !ends.contains(&end) {
+                ends.push(end);
+            }
         }
     }
-    for gpu in machine.gpus.iter().filter(|gpu| gpu.bdf.is_none()) {
-        rows.push(Row { depth: 0, class: "gpu", text: gpu.label() });
-    }
-    // A host bridge with nothing of interest below it says nothing.
-    let mut kept: Vec<Row> = Vec::new();
-    for row in rows {
-        if row.depth == 0 && kept.last().is_some_and(|last| last.depth == 0 && last.class == "port")
-        {
-            kept.pop();
-        }
-        kept.push(row);
-    }
-    if kept.last().is_some_and(|last| last.depth == 0 && last.class == "port") {
-        kept.pop();
-    }
-    draw(out, &kept);
-}
-
-/// Adds a device and what is below it; true where anything of interest is.
-fn descend(
-    machine: &Machine,
-    children: &BTreeMap<Option<Parent>, Vec<Bdf>>,
-    bdf: Bdf,
-    depth: usize,
-    rows: &mut Vec<Row>,
-) -> bool {
-    if depth > 32 || rows.len() >= ROWS_MAX {
-        return false;
-    }
-    let place = rows.len();
-    let (class, text, wanted) = describe(machine, bdf);
-    rows.push(Row { depth, class, text });
-    let mut any = wanted;
-    for child in children.get(&Some(Parent::Bridge(bdf))).into_iter().flatten() {
-        any |= descend(machine, children, *child, depth + 1, rows);
-    }
-    if !any {
-        rows.truncate(place);
-    }
-    any
-}
-
-fn describe(machine: &Machine, bdf: Bdf) -> (&'static str, String, bool) {
-    if let Some(gpu) = machine.gpus.iter().find(|gpu| gpu.bdf.known() == Some(&bdf)) {
-        let name = gpu.name.known().map_or("", String::as_str);
-        return ("gpu", format!("{} {name}", gpu.label()), true);
-    }
-    let nics: Vec<&str> = machine
-        .nics
-        .iter()
-        .filter(|(_, nic)| nic.bdf.known() == Some(&bdf))
-        .map(|(name, _)| name.as_str())
-        .collect();
-    if !nics.is_empty() {
-        return ("nic", format!("NIC {} ({bdf})", nics.join(", ")), true);
-    }
-    let device = machine.pci.get(&bdf);
-    let class = device.and_then(|device| device.class.known()).map_or(0, |class| class >> 8);
-    let link = device
-        .and_then(|device| device.link.known())
-        .map_or(String::new(), |link| format!(" {link}"));
-    if class == 0x0108 {
-        return ("drive", format!("NVMe {bdf}{link}"), true);
-    }
-    match device.and_then(|device| device.acs.known()).filter(|acs| acs.redirects()) {
-        Some(acs) => ("redirect", format!("port {bdf}{link}, ACS {acs}"), false),
-        None => ("port", format!("port {bdf}{link}"), false),
-    }
-}
-
-fn draw(out: &mut String, rows: &[Row]) {
-    if rows.is_empty() {
+    if ends.len() < 3 || ends.len() > MATRIX_MAX {
         return;
     }
-    let height = rows.len() * ROW + 12;
-    let widest = rows.iter().map(|row| row.depth * LEVEL + row.text.chars().count() * 8).max();
-    let width = widest.unwrap_or(0) + 60;
-    let _ = writeln!(
-        out,
-        "<h2>Machine</h2>\n<p class=\"dim\">Green: GPU. Amber: NIC. Grey: drive or port. Red: a port that \
-         redirects peer traffic.</p>\n<div class=\"scroll\"><svg id=\"machine\" role=\"img\" \
-         aria-label=\"the machine as a tree\" width=\"{width}\" height=\"{height}\" \
-         viewBox=\"0 0 {width} {height}\">"
+    let name = |end: &str| escape(end.split(" (").next().unwrap_or(end));
+    out.push_str(
+        "<h2>Pairs</h2>\n<p class=\"dim\">\u{2713} verified, \u{25d0} plausible, \u{25cb} capable, ? \
+         unknown, \u{2717} refused; with the distance as nvidia-smi names it.</p>\n\
+         <div class=\"scroll\"><table id=\"matrix\">\n<tr><th></th>",
     );
-    let mut last_at_depth: Vec<usize> = Vec::new();
-    for (index, row) in rows.iter().enumerate() {
-        let (x, y) = (16 + row.depth * LEVEL, 18 + index * ROW);
-        last_at_depth.truncate(row.depth);
-        if let Some(parent) = last_at_depth.last() {
-            let (px, py) = (16 + (row.depth - 1) * LEVEL, 18 + parent * ROW);
-            let _ = writeln!(out, "<path d=\"M{px} {} V{y} H{}\"/>", py + 6, x - 6);
-        }
-        last_at_depth.resize(row.depth, index);
-        last_at_depth.push(index);
-        let _ = writeln!(
-            out,
-            "<circle class=\"{}\" cx=\"{x}\" cy=\"{y}\" r=\"5\"/><text x=\"{}\" y=\"{}\">{}</text>",
-            row.class,
-            x + 12,
-            y + 4,
-            escape(&row.text)
-        );
+    for end in &ends {
+        let _ = write!(out, "<th>{}</th>", name(end));
     }
-    out.push_str("</svg></div>\n");
+    out.push_str("</tr>\n");
+    for from in &ends {
+        let _ = write!(out, "<tr><th>{}</th>", name(from));
+        for to in &ends {
+            let found = report.paths.iter().find(|path| joins(path, from, to));
+            let _ = match found {
+                Some(path) => {
+                    let (level, distance) = (path.level.as_str(), escape(&path.distance));
+                    let mark = mark(path.level);
+                    write!(out, "<td class=\"{level}\" title=\"{level}\">{mark} {distance}</td>")
+                }
+                None => write!(out, "<td class=\"dim\">\u{b7}</td>"),
+            };
+        }
+        out.push_str("</tr>\n");
+    }
+    out.push_str("</table></div>\n");
+}
+
+fn joins(path: &PathVerdict, a: &str, b: &str) -> bool {
+    (path.from == a && path.to == b) || (path.from == b && path.to == a)
+}
+
+fn speed(mb_per_s: Option<u64>) -> String {
+    mb_per_s.map_or_else(String::new, |mb| format!("{}.{}", mb / 1000, mb % 1000 / 100))
 }
 
 fn paths(out: &mut String, report: &Report) {
@@ -230,28 +154,60 @@ fn paths(out: &mut String, report: &Report) {
     }
     out.push_str(
         "<h2>Paths</h2>\n<div class=\"scroll\"><table id=\"paths\">\n<tr><th>from</th><th>to</th>\
-         <th>distance</th><th>GB/s, one way</th><th>state</th><th>why</th></tr>\n",
+         <th>distance</th><th>GB/s</th><th>state</th><th>why</th></tr>\n",
     );
     for path in report.paths.iter().take(1024) {
-        let level = match path.level {
-            Level::Refused => "refused",
-            Level::Unknown => "unknown",
-            other => other.as_str(),
-        };
-        let speed = path
-            .mb_per_s
-            .map_or_else(String::new, |mb| format!("{}.{}", mb / 1000, mb % 1000 / 100));
+        let level = path.level.as_str();
         let _ = writeln!(
             out,
-            "<tr><td>{}</td><td>{}</td><td>{}</td><td>{speed}</td><td class=\"{level}\">{level}</td>\
+            "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"state {level}\">{} {level}</td>\
              <td>{}</td></tr>",
             escape(&path.from),
             escape(&path.to),
             escape(&path.distance),
+            speed(path.mb_per_s),
+            mark(path.level),
             escape(&path.why)
         );
     }
-    out.push_str("</table></div>\n");
+    out.push_str("</table></div>\n<p class=\"dim\">GB/s: what the links allow, one way.</p>\n");
+}
+
+/// What a probe measured.
+fn transfers(out: &mut String, report: &Report) {
+    if report.transfers.is_empty() {
+        return;
+    }
+    out.push_str(
+        "<h2>Transfers</h2>\n<div class=\"scroll\"><table id=\"transfers\">\n<tr><th>from</th><th>to</th>\
+         <th>moved by</th><th>GB/s</th><th>state</th><th>remark</th></tr>\n",
+    );
+    for transfer in report.transfers.iter().take(1024) {
+        let state = transfer.outcome.as_str();
+        let mark = match transfer.outcome {
+            Outcome::Verified => "\u{2713}",
+            Outcome::NotRun => "?",
+            Outcome::Differs | Outcome::Hung | Outcome::Failed => "\u{2717}",
+        };
+        let mut remarks = vec![escape(&transfer.note)];
+        if transfer.simulated {
+            remarks.insert(0, "simulated".to_owned());
+        }
+        remarks.retain(|remark| !remark.is_empty());
+        let _ = writeln!(
+            out,
+            "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"state {state}\">{mark} {state}</td>\
+             <td>{}</td></tr>",
+            escape(&transfer.from.to_string()),
+            escape(&transfer.to.to_string()),
+            escape(&transfer.by.to_string()),
+            speed(transfer.mb_per_s),
+            remarks.join("; ")
+        );
+    }
+    out.push_str(
+        "</table></div>\n<p class=\"dim\">GB/s: measured now; every byte was compared.</p>\n",
+    );
 }
 
 fn findings(out: &mut String, report: &Report) {
@@ -263,7 +219,9 @@ fn findings(out: &mut String, report: &Report) {
         report.findings.iter().filter(|f| !is_interesting(f)).map(|f| f.check).collect();
     let _ = writeln!(
         out,
-        "</section>\n<p class=\"dim\">Passed without a remark, or skipped for lack of input: {}.</p>",
+        "</section>\n<details class=\"dim\"><summary>Passed without a remark, or skipped for lack of input: {}</summary>\
+         <p>{}.</p></details>",
+        quiet.len(),
         quiet.join(", ")
     );
 }
@@ -275,7 +233,7 @@ fn article(out: &mut String, finding: &Finding) {
         "<article class=\"{severity}\" id=\"{0}\">\n<h3>{1}</h3>\n<p><span class=\"tag\">{2}, {severity}</span> \
          <code>{0}</code></p>\n<p>{3}</p>",
         finding.check,
-        if finding.status == Status::Pass { "" } else { finding.title },
+        if finding.status == Status::Pass { "Remark" } else { finding.title },
         status_word(finding.status),
         escape(&finding.message)
     );
@@ -325,7 +283,9 @@ mod tests {
         assert!(page.contains("class=\"redirect\""));
         assert!(page.contains("prefers-color-scheme:dark"));
         // Every element that is opened is closed.
-        for element in ["html", "body", "svg", "ul", "article", "section", "div", "text", "table"] {
+        for element in
+            ["html", "body", "svg", "ul", "article", "section", "div", "text", "table", "details"]
+        {
             let count = |text: &str| page.matches(text).count();
             let opened = count(&format!("<{element}>")) + count(&format!("<{element} "));
             assert_eq!(opened, count(&format!("</{element}>")), "{element}");

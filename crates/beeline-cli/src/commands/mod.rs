@@ -9,6 +9,7 @@ mod explain_ends;
 mod html;
 mod load;
 mod man;
+mod probe;
 mod topo;
 
 use std::cell::{Cell, OnceCell};
@@ -34,7 +35,8 @@ pub(crate) fn run(command: &Command, context: &Context) -> Result<Answer, Failur
         Command::Copy(flags) => copy::run(flags, context),
         Command::Explain(flags) => explain::run(flags, context),
         Command::Devices(flags) => devices::run(flags, context),
-        Command::Doctor(flags) => doctor::run(flags),
+        Command::Doctor(flags) => doctor::run(flags, context),
+        Command::ProbeWorker => probe::worker(),
         Command::Topo(flags) => topo::run(flags),
         Command::Completions(flags) => completions::run(flags),
         Command::Man(flags) => man::run(flags),
@@ -61,6 +63,11 @@ impl Context {
         self.simulated.get()
     }
 
+    /// Notes whether the devices of this run are simulated.
+    pub(crate) fn set_simulated(&self, simulated: bool) {
+        self.simulated.set(Some(simulated || self.simulated().unwrap_or(false)));
+    }
+
     /// The device `name`, or the default one, said on stderr where it is a simulated one.
     ///
     /// # Errors
@@ -74,7 +81,7 @@ impl Context {
         if info.simulated && name.is_none() {
             output::note(&format!("no GPU on this machine, using {}", label(&info)));
         }
-        self.simulated.set(Some(info.simulated || self.simulated().unwrap_or(false)));
+        self.set_simulated(info.simulated);
         Ok(gpu)
     }
 

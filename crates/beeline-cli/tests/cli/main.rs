@@ -2,8 +2,10 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 
 mod copy;
+mod doctor;
 mod explain;
 mod load;
+mod page;
 mod refusals;
 mod support;
 mod surface;

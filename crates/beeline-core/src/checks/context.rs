@@ -3,6 +3,7 @@
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
+use super::transfers::Transfer;
 use crate::facts::platform::{Setting, SettingFrom};
 use crate::facts::{
     Bdf, Distance, Event, Fact, IommuType, Kind, Known, Machine, Origin, P2pStatus, Seen,
@@ -32,12 +33,19 @@ pub struct Context<'m> {
     pub topology: Topology<'m>,
     /// Address translation.
     pub iommu: Iommu,
+    /// What a probe measured; empty without one.
+    pub transfers: &'m [Transfer],
 }
 
 impl<'m> Context<'m> {
     /// Prepares a machine for the checks.
     pub fn new(machine: &'m Machine) -> Self {
-        Self { machine, topology: Topology::new(machine), iommu: iommu(machine) }
+        Self::with_transfers(machine, &[])
+    }
+
+    /// [`Self::new`] with what a probe of the same machine measured.
+    pub fn with_transfers(machine: &'m Machine, transfers: &'m [Transfer]) -> Self {
+        Self { machine, topology: Topology::new(machine), iommu: iommu(machine), transfers }
     }
 
     /// Events that `wanted` accepts, with what it makes of them.

@@ -19,15 +19,20 @@ mod paths;
 mod peer;
 mod platform;
 mod rdma_net;
+mod rdma_port;
 mod rdma_reg;
+mod rdma_use;
 mod storage;
 mod storage_config;
+mod storage_place;
 mod table;
+mod transfers;
 
 pub(crate) use context::lacks_rdma;
 pub use context::{Context, Iommu};
 pub use paths::{Level, PathVerdict};
 pub use table::TABLE;
+pub use transfers::{Outcome, Place, Transfer};
 
 /// How a check ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -198,6 +203,7 @@ impl From<Finding> for Verdict {
 }
 
 /// One row of the table.
+#[derive(Clone, Copy)]
 pub struct Check {
     /// Stable code.
     pub code: &'static str,
@@ -226,6 +232,8 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// What is known of every path between GPUs, and from GPUs to NICs.
     pub paths: Vec<PathVerdict>,
+    /// Transfers that a probe ran; empty without one.
+    pub transfers: Vec<Transfer>,
 }
 
 impl Report {
@@ -242,7 +250,12 @@ impl Report {
 
 /// Runs every check on `machine`, on which [`Machine::unify`] was called.
 pub fn run(machine: &Machine) -> Report {
-    let context = Context::new(machine);
+    run_with(machine, &[])
+}
+
+/// [`run`] with what a probe of the same machine measured, which alone makes a path *verified*.
+pub fn run_with(machine: &Machine, transfers: &[Transfer]) -> Report {
+    let context = Context::with_transfers(machine, transfers);
     let mut findings = Vec::new();
     for check in TABLE {
         let results = match (check.run)(&context) {
@@ -272,7 +285,7 @@ pub fn run(machine: &Machine) -> Report {
         };
         (rank, finding.consequence_of.is_some(), core::cmp::Reverse(finding.severity))
     });
-    Report { findings, paths: paths::verdicts(&context) }
+    Report { findings, paths: paths::verdicts(&context), transfers: transfers.to_vec() }
 }
 
 /// Marks failures that another failure explains.

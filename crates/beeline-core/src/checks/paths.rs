@@ -111,7 +111,11 @@ fn level(context: &Context<'_>, from: End<'_>, to: End<'_>) -> (Level, String) {
             plan::Level::Plausible => Level::Plausible,
             plan::Level::Verified => Level::Verified,
         };
-        return (level, alloc::format!("{}; run a probe to verify", choice.route));
+        let next = match level {
+            Level::Verified => "bytes were compared in both directions",
+            _ => "run a probe to verify",
+        };
+        return (level, alloc::format!("{}; {next}", choice.route));
     }
     // Of two refused routes the last is the one that any machine has.
     let refused = plan.rejected.iter().rfind(|rejected| rejected.route.is_direct());

@@ -4,11 +4,14 @@
 //! judges: checks and plans do. Every fact carries an [`Origin`], so every answer can name its evidence.
 
 pub mod bdf;
+mod device;
+mod distance;
 pub mod event;
 pub mod json;
 pub mod machine;
 pub mod parse;
 pub mod pci_config;
+mod pci_device;
 pub mod platform;
 pub mod redact;
 

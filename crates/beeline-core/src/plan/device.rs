@@ -84,6 +84,7 @@ pub fn device(context: &Context<'_>, from: End<'_>, to: End<'_>, mode: Mode) -> 
     let mut plan = Plan { choices: alloc::vec![], rejected: alloc::vec![] };
     for route in DeviceRoute::ALL {
         let Some(answer) = judge(context, route, from, to) else { continue };
+        let answer = probed(context, &plan, route, from, to, answer);
         let answer = answer.and_then(|open| match mode {
             Mode::Require if !route.is_direct() && has_direct(from, to) => {
                 Err(Reason::new(Code::RequireMode))
@@ -100,6 +101,39 @@ pub fn device(context: &Context<'_>, from: End<'_>, to: End<'_>, mode: Mode) -> 
         only.why = Reason::new(Code::OnlyRoute);
     }
     plan
+}
+
+/// What a probe changes: a path that failed it is refused whatever the facts say; one that passed is
+/// verified, also where the facts did not show the way.
+fn probed(
+    context: &Context<'_>,
+    plan: &Plan<DeviceRoute>,
+    route: DeviceRoute,
+    from: End<'_>,
+    to: End<'_>,
+    answer: Result<(Level, Reason), Reason>,
+) -> Result<(Level, Reason), Reason> {
+    let outcome = match (route, from, to) {
+        (DeviceRoute::GpuLink | DeviceRoute::PciPeer, End::Gpu(a), End::Gpu(b)) => {
+            context.verified_peer(a, b)
+        }
+        (DeviceRoute::HostDma, End::Gpu(gpu), End::Host)
+        | (DeviceRoute::HostDma, End::Host, End::Gpu(gpu)) => context.verified_host(gpu),
+        _ => None,
+    };
+    match (outcome, answer) {
+        (Some(Err(detail)), _) => Err(Reason::with(Code::ProbeTransfer, detail)),
+        // The driver takes the straightest way, so the bytes say nothing about the next one.
+        (Some(Ok(())), Ok((_, why))) if plan.choices.is_empty() => Ok((Level::Verified, why)),
+        (Some(Ok(())), Err(why))
+            if plan.choices.is_empty()
+                && route == DeviceRoute::PciPeer
+                && matches!(why.code, Code::PathUnknown | Code::PathTooFar) =>
+        {
+            Ok((Level::Verified, Reason::new(Code::Preferred)))
+        }
+        (_, answer) => answer,
+    }
 }
 
 /// Whether a pair could have a route that avoids host memory.

@@ -63,6 +63,7 @@ fn collect(root: &Path, dir: &Path, files: &mut Vec<(String, Vec<u8>)>) {
 }
 
 pub mod cases;
+pub mod more;
 
 /// A machine from the inputs of a case; `None` where a handed file is needed and absent.
 pub fn from_inputs(inputs: &[&str]) -> Option<Machine> {
@@ -76,6 +77,11 @@ pub fn from_inputs(inputs: &[&str]) -> Option<Machine> {
             }
             continue;
         }
+        if let Some((name, value)) = input.strip_prefix("set:").and_then(|set| set.split_once('='))
+        {
+            set(&mut machine, name, value);
+            continue;
+        }
         let path = match input.strip_prefix("handed:") {
             Some(file) => cases()?.join("files").join(file),
             None => fixtures().join(input),
@@ -86,6 +92,36 @@ pub fn from_inputs(inputs: &[&str]) -> Option<Machine> {
     }
     machine.unify();
     Some(machine)
+}
+
+/// Facts that only a running machine has.
+fn set(machine: &mut Machine, name: &str, value: &str) {
+    let origin = beeline_core::facts::Origin::default();
+    let text = || Fact { value: value.to_owned(), origin };
+    if let Some(option) = name.strip_prefix("config.") {
+        machine.platform.config.insert(option.into(), text());
+    } else if let Some(attribute) = name.strip_prefix("gpu.") {
+        let fact = Fact { value: value.parse().unwrap(), origin };
+        machine.gpus[0].attributes.insert(attribute.into(), fact);
+    } else {
+        match name {
+            "note" => machine.notes.push(text()),
+            "live" => machine.sources.push(beeline_core::facts::Source {
+                kind: Kind::Live,
+                name: value.to_owned(),
+                lines: 0,
+                truncated: false,
+            }),
+            "memory-peers" => {
+                machine.platform.memory_peers_listed.learn(true, origin);
+                if !value.is_empty() {
+                    let listed = Fact { value: true, origin };
+                    machine.platform.memory_peers.insert(value.into(), listed);
+                }
+            }
+            _ => panic!("no fact {name}"),
+        }
+    }
 }
 
 /// Everything a finding says, as one text.

@@ -286,6 +286,23 @@ impl Context {
         Ok(MemoryInfo { free: free as u64, total: total as u64 })
     }
 
+    /// Lets work of this context address the memory of `peer` directly, until the context ends; false
+    /// where the driver has no such function.
+    ///
+    /// # Errors
+    /// What the driver says: `PEER_ACCESS_UNSUPPORTED` where the devices cannot.
+    pub fn enable_peer(&self, peer: &Self) -> Result<bool, Error> {
+        let Some(enable) = self.table().cuCtxEnablePeerAccess else { return Ok(false) };
+        let _current = self.enter()?;
+        // SAFETY: `peer` retains its context, this one is current, and the flags must be 0.
+        let result = unsafe { enable(peer.raw, 0) };
+        if result == CuResult::PEER_ACCESS_ALREADY_ENABLED {
+            return Ok(true);
+        }
+        self.check("cuCtxEnablePeerAccess", result, || format!("device {}", peer.device.raw))?;
+        Ok(true)
+    }
+
     /// What this process holds through this context. Memory of finished operations is let go first.
     pub fn usage(&self) -> Usage {
         self.sweep();

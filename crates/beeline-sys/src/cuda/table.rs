@@ -73,6 +73,8 @@ table! {
     required cuCtxPopCurrent @ 4000 = "cuCtxPopCurrent_v2" (*mut RawContext);
     required cuThreadExchangeStreamCaptureMode @ 10010 = "cuThreadExchangeStreamCaptureMode" (*mut CaptureMode);
 
+    optional cuCtxEnablePeerAccess @ 4000 = "cuCtxEnablePeerAccess" (RawContext, u32);
+
     required cuMemGetInfo @ 3020 = "cuMemGetInfo_v2" (*mut usize, *mut usize);
     required cuMemAlloc @ 3020 = "cuMemAlloc_v2" (*mut u64, usize);
     required cuMemFree @ 3020 = "cuMemFree_v2" (u64);

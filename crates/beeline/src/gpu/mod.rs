@@ -306,6 +306,16 @@ impl Gpu {
         }
     }
 
+    /// Lets copies of this device reach the memory of `peer` without a stop in host memory; whether
+    /// they can. On CUDA it stays so for the rest of the process.
+    pub(crate) fn reach(&self, peer: &Self) -> Result<bool> {
+        match (&self.inner, &peer.inner) {
+            (Inner::Sim(_), Inner::Sim(_)) => Ok(true),
+            (Inner::Cuda(device), Inner::Cuda(peer)) => device.reach(peer),
+            (Inner::Sim(_), Inner::Cuda(_)) | (Inner::Cuda(_), Inner::Sim(_)) => Ok(false),
+        }
+    }
+
     /// The simulated device behind this one, to inject faults or move memory.
     pub fn as_sim(&self) -> Option<&sim::Device> {
         match &self.inner {

@@ -47,6 +47,9 @@ fn facts(driver: &std::sync::Arc<Driver>) -> DriverFacts {
         name: device.name().ok(),
         sm: compute_capability(device),
         bar1_bytes: None,
+        bar1_used: None,
+        link: None,
+        link_max: None,
         mig: None,
         attributes: ATTRIBUTES
             .iter()
@@ -69,6 +72,7 @@ fn facts(driver: &std::sync::Arc<Driver>) -> DriverFacts {
         cuda_version: Some(format!("{}.{}", version / 1000, version % 1000 / 10)),
         gpus: gpus.collect(),
         peers,
+        distances: Vec::new(),
     }
 }
 

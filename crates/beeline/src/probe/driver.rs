@@ -4,7 +4,9 @@
 //! fills in [`DriverFacts`]. Without them everything else works.
 
 use beeline_core::facts::machine::{GpuLink, GpuLinkKind, P2pCell};
-use beeline_core::facts::{Bdf, Fact, Kind, Known, Machine, Origin, P2pStatus, Source};
+use beeline_core::facts::{
+    Bdf, Cell, Distance, Endpoint, Fact, Kind, Known, Link, Machine, Origin, P2pStatus, Source,
+};
 
 /// What the driver libraries said.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,6 +21,8 @@ pub struct DriverFacts {
     pub gpus: Vec<DriverGpu>,
     /// Peer access between ordered pairs.
     pub peers: Vec<DriverPeer>,
+    /// Distances between ordered pairs.
+    pub distances: Vec<DriverDistance>,
 }
 
 /// One GPU as a driver library describes it.
@@ -34,6 +38,12 @@ pub struct DriverGpu {
     pub sm: Option<u32>,
     /// Size of BAR1 in bytes.
     pub bar1_bytes: Option<u64>,
+    /// Bytes of BAR1 in use.
+    pub bar1_used: Option<u64>,
+    /// PCI Express link as it runs now.
+    pub link: Option<Link>,
+    /// The fastest link it can do.
+    pub link_max: Option<Link>,
     /// MIG mode is on.
     pub mig: Option<bool>,
     /// Device attributes by their CUDA names without prefix, such as `DMA_BUF_SUPPORTED`.
@@ -51,6 +61,44 @@ pub struct DriverPeer {
     pub to: u32,
     /// What the driver says.
     pub status: P2pStatus,
+}
+
+/// How far two GPUs are apart, by the driver's word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DriverDistance {
+    /// The driver's number of one.
+    pub from: u32,
+    /// The driver's number of the other.
+    pub to: u32,
+    /// As `nvidia-smi topo -m` prints it.
+    pub distance: Distance,
+}
+
+/// `second` with the numbers that `first` gives the same GPUs, and of its peers only those that say
+/// something new: a pair that `first` lacks, or that it allows and `second` refuses.
+pub(super) fn reconcile(first: &DriverFacts, mut second: DriverFacts) -> DriverFacts {
+    let renumbered: Vec<(u32, u32)> = second
+        .gpus
+        .iter()
+        .map(|gpu| {
+            let same = first.gpus.iter().find(|known| known.bdf == gpu.bdf);
+            (gpu.index, same.map_or(gpu.index, |known| known.index))
+        })
+        .collect();
+    let number = |old: u32| {
+        renumbered.iter().find(|(from, _)| *from == old).map_or(old, |(_, number)| *number)
+    };
+    for gpu in &mut second.gpus {
+        gpu.index = number(gpu.index);
+    }
+    for peer in &mut second.peers {
+        (peer.from, peer.to) = (number(peer.from), number(peer.to));
+    }
+    second.peers.retain(|peer| {
+        let known = first.peers.iter().find(|p| (p.from, p.to) == (peer.from, peer.to));
+        known.is_none_or(|known| known.status == P2pStatus::Ok && peer.status != P2pStatus::Ok)
+    });
+    second
 }
 
 /// Adds driver facts to `machine`. Facts of files that say the same thing stay; names of products and
@@ -84,6 +132,9 @@ pub fn add_driver_facts(machine: &mut Machine, facts: &DriverFacts) {
         if let Some(bytes) = described.bar1_bytes {
             gpu.bar1_bytes.learn(bytes, at);
         }
+        if let Some(bytes) = described.bar1_used {
+            gpu.bar1_used.learn(bytes, at);
+        }
         if let Some(mig) = described.mig {
             gpu.mig.learn(mig, at);
         }
@@ -100,6 +151,13 @@ pub fn add_driver_facts(machine: &mut Machine, facts: &DriverFacts) {
             });
             gpu.links = links.map(|value| Fact { value, origin: at }).collect();
         }
+        let device = machine.pci_at(described.bdf);
+        if let Some(link) = described.link {
+            device.link.learn(link, at);
+        }
+        if let Some(link) = described.link_max {
+            device.link_max.learn(link, at);
+        }
     }
     let peers = facts.peers.iter().take(65_536).map(|peer| P2pCell {
         from: peer.from,
@@ -107,6 +165,12 @@ pub fn add_driver_facts(machine: &mut Machine, facts: &DriverFacts) {
         status: peer.status,
     });
     machine.p2p.extend(peers.map(|value| Fact { value, origin: at }));
+    let cells = facts.distances.iter().take(65_536).map(|pair| Cell {
+        from: Endpoint::Gpu(pair.from),
+        to: Endpoint::Gpu(pair.to),
+        distance: pair.distance,
+    });
+    machine.matrix.extend(cells.map(|value| Fact { value, origin: at }));
     machine.unify();
 }
 
@@ -114,7 +178,6 @@ pub fn add_driver_facts(machine: &mut Machine, facts: &DriverFacts) {
 mod tests {
     use super::*;
     use beeline_core::checks;
-    use beeline_core::facts::Distance;
     use beeline_core::topology::{Point, Topology};
 
     #[test]
@@ -125,6 +188,9 @@ mod tests {
             name: Some("NVIDIA H200".to_owned()),
             sm: Some(90),
             bar1_bytes: Some(256 << 30),
+            bar1_used: None,
+            link: None,
+            link_max: None,
             mig: Some(false),
             attributes: vec![("DMA_BUF_SUPPORTED".to_owned(), 1)],
             nvlinks: vec![(None, 18)],
@@ -136,6 +202,7 @@ mod tests {
             cuda_version: Some("13.0".to_owned()),
             gpus: vec![gpu(0, "0000:04:00.0"), gpu(1, "0000:05:00.0")],
             peers: vec![peer(0, 1), peer(1, 0)],
+            distances: Vec::new(),
         };
         let mut machine = Machine::new();
         add_driver_facts(&mut machine, &facts);

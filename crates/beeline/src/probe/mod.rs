@@ -10,13 +10,19 @@ use beeline_core::facts::{Fact, Kind, Known, Machine, Origin, Source};
 
 mod cuda;
 mod driver;
+mod nvml;
 mod pci;
 mod procfs;
 mod sysfs;
 mod tree;
+mod verify;
 
 pub use cuda::cuda_facts;
-pub use driver::{DriverFacts, DriverGpu, DriverPeer, add_driver_facts};
+pub use driver::{DriverDistance, DriverFacts, DriverGpu, DriverPeer, add_driver_facts};
+
+pub use verify::{
+    BYTES_MAX, DEVICES_MAX, Fault, Path as ProbePath, VerifyOptions, devices, paths, serve, verify,
+};
 
 use tree::Tree;
 
@@ -27,7 +33,7 @@ pub struct Options {
     pub root: PathBuf,
     /// Environment of the process in question. The library does not read its own.
     pub environment: Vec<(String, String)>,
-    /// Ask the CUDA driver too, without creating a context. Only for the running machine, and only
+    /// Ask NVML and the CUDA driver too, without creating a context. Only for the running machine, and only
     /// where its files show an NVIDIA GPU.
     pub driver: bool,
     /// Read the kernel log too. Only for the running machine, and only where it is allowed.
@@ -58,10 +64,7 @@ pub fn gather(options: &Options) -> Machine {
     }
     probe.environment(&options.environment);
     if options.driver && options.is_live() && !probe.machine.gpus.is_empty() {
-        match cuda_facts() {
-            Ok(facts) => add_driver_facts(&mut probe.machine, &facts),
-            Err(error) => probe.note(format!("the CUDA driver was not asked: {error}")),
-        }
+        probe.drivers();
     }
     probe.notes();
     probe.machine.unify();
@@ -117,6 +120,24 @@ impl Probe {
                 }
             };
             self.note(text);
+        }
+    }
+
+    /// Asks NVML, then CUDA. NVML numbers all GPUs, CUDA only those that it shows this process.
+    fn drivers(&mut self) {
+        let nvml = match nvml::nvml_facts() {
+            Ok(facts) => facts,
+            Err(error) => {
+                self.note(format!("NVML was not asked: {error}"));
+                DriverFacts::default()
+            }
+        };
+        if !nvml.gpus.is_empty() {
+            add_driver_facts(&mut self.machine, &nvml);
+        }
+        match cuda_facts() {
+            Ok(cuda) => add_driver_facts(&mut self.machine, &driver::reconcile(&nvml, cuda)),
+            Err(error) => self.note(format!("the CUDA driver was not asked: {error}")),
         }
     }
 

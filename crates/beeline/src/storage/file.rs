@@ -66,6 +66,11 @@ impl File {
         Self::from_fd(file.into(), path.as_ref(), true)
     }
 
+    /// Takes a file that is open for reading; `path` is for messages.
+    pub(crate) fn for_reading(file: impl Into<OwnedFd>, path: &Path) -> Result<Self> {
+        Self::from_fd(file.into(), path, false)
+    }
+
     /// Takes an open descriptor; `path` is for messages, `write` says that it may be written.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ pub(super) fn parse(machine: &mut Machine, input: &Input<'_>) -> Result<Outcome,
     let mut gpu: Option<Bdf> = None;
     let mut announced: Option<u32> = None;
     let mut count = 0u32;
-    let mut path = [("", 0usize); 4];
+    let mut path: Sections<'_> = [("", 0usize); SECTIONS_MAX];
     let mut link = PartialLink::default();
     for (number, line) in input.lines() {
         let at = input.at(number);
@@ -64,8 +64,15 @@ pub(super) fn parse(machine: &mut Machine, input: &Input<'_>) -> Result<Outcome,
     Ok(Outcome { truncated: announced.is_some_and(|announced| announced != count) })
 }
 
+/// Sections around a line: the list of GPUs, `PCI`, `GPU Link Info`, `PCIe Generation`, the line itself,
+/// and one to spare.
+const SECTIONS_MAX: usize = 6;
+
+/// Names of sections with their indentation, outermost first.
+type Sections<'a> = [(&'a str, usize); SECTIONS_MAX];
+
 /// Keeps the sections around the current line, by indentation.
-fn remember<'a>(path: &mut [(&'a str, usize); 4], indent: usize, key: &'a str) {
+fn remember<'a>(path: &mut Sections<'a>, indent: usize, key: &'a str) {
     let depth = path.iter().position(|(name, at)| name.is_empty() || *at >= indent);
     let depth = depth.unwrap_or(path.len() - 1);
     path[depth] = (key, indent);
@@ -74,18 +81,11 @@ fn remember<'a>(path: &mut [(&'a str, usize); 4], indent: usize, key: &'a str) {
     }
 }
 
-fn inside(path: &[(&str, usize); 4], section: &str) -> bool {
+fn inside(path: &Sections<'_>, section: &str) -> bool {
     path.iter().any(|(name, _)| *name == section)
 }
 
-fn field(
-    machine: &mut Machine,
-    bdf: Bdf,
-    path: &[(&str, usize); 4],
-    key: &str,
-    value: &str,
-    at: Origin,
-) {
+fn field(machine: &mut Machine, bdf: Bdf, path: &Sections<'_>, key: &str, value: &str, at: Origin) {
     let gpu = machine.gpu_at(bdf, at);
     match key {
         "Product Name" => gpu.name.learn(value.to_string(), at),
@@ -131,7 +131,7 @@ impl PartialLink {
         &mut self,
         machine: &mut Machine,
         bdf: Bdf,
-        path: &[(&str, usize); 4],
+        path: &Sections<'_>,
         key: &str,
         value: &str,
         at: Origin,

@@ -225,6 +225,15 @@ impl Device {
         Stream::new(self, Some(stream))
     }
 
+    pub(crate) fn reach(&self, peer: &Self) -> Result<bool> {
+        if !self.inner.handle.can_access_peer(&peer.inner.handle) {
+            return Ok(false);
+        }
+        let (context, other) = (self.context()?, peer.context()?);
+        let enabled = context.enable_peer(&other);
+        enabled.map_err(|error| self.failed(format_args!("reach {}", peer.label()), error))
+    }
+
     pub(super) fn context(&self) -> Result<Arc<Context>> {
         let mut context = lock(&self.inner.context);
         if let Some(context) = &*context {
