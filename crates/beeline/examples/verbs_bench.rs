@@ -29,6 +29,7 @@ const DATAGRAM: usize = 12 + 16 + 4096 + 4;
 const MESSAGE: u32 = 1 << 20;
 const IN_FLIGHT: u64 = 8;
 const PINGS: u64 = 20_000;
+const PING_SPAN: Duration = Duration::from_secs(6);
 
 fn main() -> Result<()> {
     let seconds = std::env::args().nth(1).map_or(Ok(3), |text| text.parse())?;
@@ -53,14 +54,67 @@ fn main() -> Result<()> {
             got / 1e9,
             got / bare
         );
-        let ping = latency(&a, &b)?;
+        let ping = latency(&a, &b, 8)?;
         println!(
             "WRITE 8 B over {link:?}             {:7.2} us one way  {:.2} of the bare ping",
             ping * 1e6,
             ping / bare_ping
         );
     }
+    local_memory(span)
+}
+
+/// Two NICs that share memory, against a plain copy of the same memory.
+fn local_memory(span: Duration) -> Result<()> {
+    let copy = bare_copy(span)?;
+    println!("memcpy 1 MiB                  {:7.2} GB/s", copy / 1e9);
+    let (one, other) = std::os::unix::net::UnixStream::pair()?;
+    let (a, b) = std::thread::scope(|scope| {
+        let b = scope.spawn(|| Nic::local(other));
+        (Nic::local(one), b.join())
+    });
+    let (a, b) = (a?, b.map_err(|_| "the other side failed")??);
+    let (a, b) = joined(&a, &b)?;
+    let ping = latency(&a, &b, 64)?;
+    println!("WRITE 64 B over Local         {:7.2} us one way", ping * 1e6);
+    let got = bandwidth_both_polling(&a, &b, span)?;
+    println!(
+        "WRITE 1 MiB over Local        {:7.2} GB/s  {:.2} of memcpy, compared",
+        got / 1e9,
+        got / copy
+    );
     Ok(())
+}
+
+/// Bytes per second of copies between two regions like those of the NICs.
+fn bare_copy(span: Duration) -> Result<f64> {
+    let bytes = IN_FLIGHT * u64::from(MESSAGE);
+    let [from, to] = [(); 2].map(|()| HostMem::shareable(bytes as usize));
+    let (from, to) = (from?, to?);
+    from.populate()?;
+    to.populate()?;
+    let (start, mut count) = (Instant::now(), 0);
+    while start.elapsed() < span {
+        let at = (count % IN_FLIGHT) * u64::from(MESSAGE);
+        to.copy_from(at, &from, at, u64::from(MESSAGE))?;
+        count += 1;
+    }
+    Ok(count as f64 * f64::from(MESSAGE) / start.elapsed().as_secs_f64())
+}
+
+/// As [`bandwidth`], with the receiving side polling too.
+fn bandwidth_both_polling(a: &Side, b: &Side, span: Duration) -> Result<f64> {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let _ = b.cq.poll();
+            }
+        });
+        let rate = bandwidth(a, b, span);
+        stop.store(true, Ordering::Relaxed);
+        rate
+    })
 }
 
 fn address(n: u8) -> IpAddr {
@@ -162,7 +216,7 @@ fn side(nic: &Nic) -> Result<Side> {
     let pd = context.alloc_pd()?;
     let cq = context.create_cq(1024)?;
     let qp = pd.create_qp(QpKind::Rc, &cq, &cq, QpCaps::default())?;
-    let mem = Arc::new(HostMem::anonymous(IN_FLIGHT as usize * MESSAGE as usize)?);
+    let mem = Arc::new(HostMem::shareable(IN_FLIGHT as usize * MESSAGE as usize)?);
     mem.populate()?;
     let mr = pd.reg_mr(Arc::clone(&mem), Access::ALL)?;
     Ok(Side { _context: context, cq, qp, mr, mem })
@@ -213,32 +267,70 @@ fn bandwidth(a: &Side, b: &Side, span: Duration) -> Result<f64> {
     Ok(rate)
 }
 
-/// Each side writes a rising number into the other's memory, and polls its own.
-fn latency(a: &Side, b: &Side) -> Result<f64> {
-    let (at_a, at_b) = (0, 64);
+/// Each side writes a rising number into the other's memory, and polls its own. Ends early, with the
+/// count it reached, rather than run for ever: on a busy machine two threads that poll take turns.
+fn latency(a: &Side, b: &Side, len: u32) -> Result<f64> {
+    let (at_a, at_b) = (0, 4096);
     a.mem.store_u64(at_a, 0)?;
     b.mem.store_u64(at_b, 0)?;
+    let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let echo = scope.spawn(|| -> std::result::Result<(), String> {
-            for turn in 1..=PINGS {
-                while b.mem.load_u64(at_b).map_err(|e| e.to_string())? < turn {
-                    b.cq.poll().map_err(|e| e.to_string())?;
-                }
+        let echo = scope.spawn(|| {
+            let echoed = (1..=PINGS).try_for_each(|turn| {
+                b.reached(at_b, turn, &stop)?;
                 b.mem.store_u64(at_a, turn).map_err(|e| e.to_string())?;
-                b.write(a, turn, at_a, 8).map_err(|e| e.to_string())?;
-            }
-            Ok(())
+                b.write(a, turn, at_a, len).map_err(|e| e.to_string())
+            });
+            stop.store(true, Ordering::Relaxed);
+            echoed
         });
         let start = Instant::now();
-        for turn in 1..=PINGS {
-            a.mem.store_u64(at_b, turn)?;
-            a.write(b, turn, at_b, 8)?;
-            while a.mem.load_u64(at_a)? < turn {
-                a.cq.poll()?;
+        let mut done = 0;
+        let pinged = (1..=PINGS).try_for_each(|turn| {
+            if start.elapsed() > PING_SPAN {
+                return Err(String::new());
+            }
+            a.mem.store_u64(at_b, turn).map_err(|e| e.to_string())?;
+            a.write(b, turn, at_b, len).map_err(|e| e.to_string())?;
+            a.reached(at_a, turn, &stop)?;
+            done = turn;
+            Ok(())
+        });
+        let each = start.elapsed().as_secs_f64() / (done.max(1)) as f64 / 2.0;
+        stop.store(true, Ordering::Relaxed);
+        let echoed = echo.join().map_err(|_| "the echo failed")?;
+        match (pinged, echoed) {
+            (Ok(()), Ok(())) => Ok(each),
+            (Err(why), _) if why.is_empty() => {
+                println!("(ended after {done} of {PINGS} pings)");
+                Ok(each)
+            }
+            (Err(why), _) | (_, Err(why)) => Err(why.into()),
+        }
+    })
+}
+
+impl Side {
+    /// Polls until the word at `at` is `turn`; a failed work request or a silent second is an error.
+    fn reached(&self, at: u64, turn: u64, stop: &AtomicBool) -> std::result::Result<(), String> {
+        let start = Instant::now();
+        let mut polls = 0_u32;
+        while self.mem.load_u64(at).map_err(|e| e.to_string())? < turn {
+            if let Some(done) = self.cq.poll().map_err(|e| e.to_string())?
+                && done.status != Status::Success
+            {
+                return Err(format!("{done:?}"));
+            }
+            polls = polls.wrapping_add(1);
+            if polls.is_multiple_of(1024) && start.elapsed() > Duration::from_secs(5) {
+                return Err(format!("ping {turn} did not arrive within 5 s: a stall"));
+            }
+            if stop.load(Ordering::Relaxed) {
+                break;
             }
         }
-        let each = start.elapsed().as_secs_f64() / PINGS as f64 / 2.0;
-        echo.join().map_err(|_| "the echo failed")??;
-        Ok(each)
-    })
+        // Completions are fewer than the queue holds, whichever way the number came.
+        while self.cq.poll().map_err(|e| e.to_string())?.is_some() {}
+        Ok(())
+    }
 }
