@@ -9,6 +9,7 @@ mod explain_ends;
 mod html;
 mod load;
 mod man;
+mod rdma;
 mod topo;
 
 use std::cell::{Cell, OnceCell};
@@ -36,6 +37,7 @@ pub(crate) fn run(command: &Command, context: &Context) -> Result<Answer, Failur
         Command::Devices(flags) => devices::run(flags, context),
         Command::Doctor(flags) => doctor::run(flags),
         Command::Topo(flags) => topo::run(flags),
+        Command::Rdma(flags) => rdma::run(flags, context),
         Command::Completions(flags) => completions::run(flags),
         Command::Man(flags) => man::run(flags),
     };

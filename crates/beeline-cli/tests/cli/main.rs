@@ -4,6 +4,7 @@
 mod copy;
 mod explain;
 mod load;
+mod rdma;
 mod refusals;
 mod support;
 mod surface;

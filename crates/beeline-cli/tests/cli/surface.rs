@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use super::support::{Run, beeline, command, folder, model};
 
-const COMMANDS: [&str; 6] = ["load", "copy", "explain", "devices", "completions", "man"];
+const COMMANDS: [&str; 7] = ["load", "copy", "explain", "devices", "rdma", "completions", "man"];
 
 #[test]
 fn the_help_says_what_this_is_and_what_simulated_means() {
