@@ -671,7 +671,11 @@ mod tests {
         let error = HostMem::of_sealed(mem.file().unwrap(), 8192).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EPERM), "sealed against new writers");
         assert!(PeerMem::new(mem.file().unwrap(), 8193).is_err(), "too short");
-        assert!(PeerMem::new(tempfile::tempfile().unwrap(), 1).is_err(), "not sealed");
+        assert!(PeerMem::new(tempfile::tempfile().unwrap(), 1).is_err(), "no memory file");
+        let flags = rustix::fs::MemfdFlags::ALLOW_SEALING;
+        let unsealed = rustix::fs::memfd_create("test", flags).unwrap();
+        rustix::fs::ftruncate(&unsealed, 8192).unwrap();
+        assert!(PeerMem::new(unsealed, 8192).is_err(), "it could be made shorter");
         assert!(HostMem::anonymous(4096).unwrap().file().is_none());
     }
 

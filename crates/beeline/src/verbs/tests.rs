@@ -332,6 +332,20 @@ fn device_memory_keeps_its_place_in_the_order() {
     });
 }
 
+/// A READ answers what the WRITEs before it left, also where they wait behind slow memory.
+#[test]
+fn a_read_sees_all_of_what_was_posted_before_it() {
+    everywhere(1 << 16, |a, b| {
+        let (_memory, mr) = slow(&b, 16_384);
+        a.mem.fill(0, 16_384, 5).unwrap();
+        a.post(1, SendOp::Write { remote: mr.remote_at(0), imm: None }, 0, 16_384);
+        a.post(2, SendOp::Write { remote: b.mr.remote_at(0), imm: None }, 0, 4096);
+        a.post(3, SendOp::Read { remote: b.mr.remote_at(0) }, 32_768, 4096);
+        assert_eq!((a.done().wr_id, a.done().wr_id, a.done().wr_id), (1, 2, 3));
+        assert_eq!(a.bytes(32_768, 4096), vec![5; 4096]);
+    });
+}
+
 #[test]
 fn errors_come_out_typed_and_as_events() {
     everywhere(1 << 16, |a, b| {
