@@ -37,7 +37,7 @@ const EVENTS_MAX: usize = 4096;
 const BUFFERS_MAX: usize = 2048;
 
 /// Packet buffers longer than usual kept for reuse at most.
-const LONG_BUFFERS_MAX: usize = 128;
+const LONG_BUFFERS_MAX: usize = 32;
 
 /// The longest packet on a wire: all headers, a full payload, the ICRC.
 const BUFFER_BYTES: usize = 4096 + 96;

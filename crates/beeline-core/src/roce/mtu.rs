@@ -15,7 +15,7 @@ impl Mtu {
     pub const MAX: Self = Self(4096);
 
     /// What one packet names or carries between two processes that share memory. No wire has it.
-    pub const LOCAL: Self = Self(65_536);
+    pub const LOCAL: Self = Self(262_144);
 
     /// Bytes a packet adds around its payload at most, as Linux counts them when it derives the path
     /// MTU of a network device: IPv6, UDP, BTH, the longest extended headers, and the ICRC.

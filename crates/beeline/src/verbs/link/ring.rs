@@ -12,6 +12,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
 
+use beeline_core::roce::Mtu;
 use beeline_sys::mem::{HostMem, memfd};
 
 /// Bytes for messages: a power of two. Bounds what is on its way in one direction.
@@ -26,7 +27,7 @@ const MESSAGES: u64 = 4096;
 const BYTES: u64 = MESSAGES + CAPACITY;
 
 /// Longest message: a full payload in place and all headers.
-pub(super) const MESSAGE_MAX: usize = 65_536 + 96;
+pub(super) const MESSAGE_MAX: usize = Mtu::LOCAL.bytes() as usize + 96;
 
 /// What a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
