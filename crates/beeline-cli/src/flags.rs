@@ -1,6 +1,7 @@
 //! The one table of flags. Help, completions and the man page are generated from it.
 
 use std::ffi::OsString;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use beeline::config::parse_bytes;
 use beeline::core::plan::{Mode, StorageRoute};
 use beeline::probe::Fault;
+use beeline::verbs::LinkKind;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
@@ -119,6 +121,13 @@ pub(crate) enum Command {
     /// Answers `beeline doctor --probe`
     #[command(name = "probe-worker", hide = true)]
     ProbeWorker,
+
+    /// Run RDMA over a NIC in software, and measure it
+    ///
+    /// The NIC speaks RoCEv2: the other side may be another one, on this host or elsewhere. Start
+    /// `beeline rdma serve` on one side, then one of the others. With --local, two processes of one
+    /// host share memory instead.
+    Rdma(RdmaFlags),
 
     /// Print completions for a shell
     ///
@@ -315,6 +324,98 @@ pub(crate) struct TopoFlags {
     pub(crate) diff: Vec<PathBuf>,
 }
 
+/// Flags of `beeline rdma`.
+#[derive(Args, Debug)]
+pub(crate) struct RdmaFlags {
+    #[command(subcommand)]
+    pub(crate) command: RdmaCommand,
+}
+
+/// What to do with RDMA.
+#[derive(Debug, Subcommand)]
+pub(crate) enum RdmaCommand {
+    /// Lend memory to clients, one after the other, and answer their pings
+    ///
+    /// Whoever reaches the port can write the memory lent: it is on loopback unless --bind says
+    /// otherwise. While a client is connected one CPU polls.
+    Serve(RdmaServeFlags),
+
+    /// Latency of SEND there and SEND back, halved
+    Ping(RdmaClientFlags),
+
+    /// Latency of WRITE, from the post to the completion
+    Write(RdmaClientFlags),
+
+    /// Latency of READ, from the post to the completion
+    Read(RdmaClientFlags),
+
+    /// Bandwidth of WRITE and READ, many at a time
+    Bw(RdmaClientFlags),
+}
+
+/// What both sides of `beeline rdma` take.
+#[derive(Args, Debug)]
+pub(crate) struct RdmaNicFlags {
+    /// Over shared memory with a process of this host, met at this Unix socket
+    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["port", "link", "pcap"])]
+    pub(crate) local: Option<PathBuf>,
+
+    /// TCP port where the two sides meet
+    #[arg(long, value_name = "PORT", default_value_t = 18515)]
+    pub(crate) port: u16,
+
+    /// How packets travel; by default raw where that is allowed
+    #[arg(long, value_name = "LINK", value_parser = link_parser())]
+    pub(crate) link: Option<LinkKind>,
+
+    /// Write a trace of all packets, for Wireshark and its like
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pcap: Option<PathBuf>,
+}
+
+/// Flags of `beeline rdma serve`.
+#[derive(Args, Debug)]
+pub(crate) struct RdmaServeFlags {
+    /// Address of the NIC and of the port [127.0.0.1]
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "local")]
+    pub(crate) bind: Option<IpAddr>,
+
+    /// Most memory lent to a client
+    #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = parse_size)]
+    pub(crate) memory: u64,
+
+    /// End after so many clients; by default a signal ends it
+    #[arg(long, value_name = "N")]
+    pub(crate) count: Option<u64>,
+
+    #[command(flatten)]
+    pub(crate) nic: RdmaNicFlags,
+}
+
+/// Flags of the other side.
+#[derive(Args, Debug)]
+pub(crate) struct RdmaClientFlags {
+    /// Address of the server [127.0.0.1]
+    #[arg(value_name = "SERVER", conflicts_with = "local")]
+    pub(crate) server: Option<IpAddr>,
+
+    /// Address of the NIC here; by default the one that reaches the server, 127.0.0.2 on loopback
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "local")]
+    pub(crate) from: Option<IpAddr>,
+
+    /// Bytes of a message [64; bw: 1M]
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
+    pub(crate) size: Option<u64>,
+
+    /// How many
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 1000,
+          value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    pub(crate) iterations: u64,
+
+    #[command(flatten)]
+    pub(crate) nic: RdmaNicFlags,
+}
+
 /// Flags of `beeline completions`.
 #[derive(Args, Debug)]
 pub(crate) struct CompletionsFlags {
@@ -376,6 +477,15 @@ where
 {
     PossibleValuesParser::new(values)
         .try_map(|text| text.parse::<T>().map_err(|_| "this name is unknown"))
+}
+
+fn link_parser() -> impl TypedValueParser<Value = LinkKind> {
+    let values = [
+        PossibleValue::new("udp").help("a UDP socket: no privilege, over IPv4 a weaker check"),
+        PossibleValue::new("raw").help("with a raw socket: the full check, needs CAP_NET_RAW"),
+    ];
+    PossibleValuesParser::new(values)
+        .map(|text| if text == "raw" { LinkKind::Raw } else { LinkKind::Udp })
 }
 
 fn parse_size(text: &str) -> Result<u64, String> {

@@ -59,6 +59,8 @@ pub struct HostMem {
     len: usize,
     /// Whether the mapping ends with this value.
     owned: bool,
+    /// The memory file behind it, where others may be given it to read.
+    file: Option<OwnedFd>,
 }
 
 // SAFETY: the memory behind `ptr` is mapped while the value lives (owned, or promised by whoever lent
@@ -89,6 +91,41 @@ impl HostMem {
         // Fewer page-table entries to pin per request. Refusal (no THP built in) costs only speed.
         let _ = mem.advise(Advice::LinuxHugepage);
         Ok(mem)
+    }
+
+    /// Zeroed memory of `len` bytes that another process may be given to read: its file is
+    /// [`file`](Self::file), mapped there by [`PeerMem`].
+    ///
+    /// The file is sealed: nobody can make it shorter, and nobody but this mapping can write it.
+    ///
+    /// # Errors
+    /// What `memfd_create(2)`, `ftruncate(2)`, `mmap(2)` and `fcntl(2)` say (`EINVAL` before Linux 5.1).
+    pub fn shareable(len: usize) -> io::Result<Self> {
+        use rustix::fs::{MemfdFlags, SealFlags};
+
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("beeline-memory", flags)?;
+        rustix::fs::ftruncate(&file, len as u64)?;
+        let mut mem = Self::shared(&file, 0, len)?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&file, seals)?;
+        mem.file = Some(file);
+        Ok(mem)
+    }
+
+    /// The file of [`shareable`](Self::shareable) memory, to be passed to another process.
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(AsFd::as_fd)
+    }
+
+    /// All of a memory file that somebody else made: `len` bytes, readable and writable.
+    ///
+    /// # Errors
+    /// `InvalidData` where the file could be made shorter (an access would then end in `SIGBUS`) or is
+    /// shorter than `len`; what `mmap(2)` says.
+    pub fn of_sealed(fd: impl AsFd, len: usize) -> io::Result<Self> {
+        check_sealed(&fd, len)?;
+        Self::shared(fd, 0, len)
     }
 
     /// The bytes `[offset, offset + len)` of `fd`, shared with everybody who maps them.
@@ -180,12 +217,12 @@ impl HostMem {
         }
         let start = std::ptr::with_exposed_provenance_mut(addr.as_u64() as usize);
         let ptr = NonNull::new(start).ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(Self { ptr, len, owned: false })
+        Ok(Self { ptr, len, owned: false, file: None })
     }
 
     fn own(ptr: *mut c_void, len: usize) -> io::Result<Self> {
         let ptr = NonNull::new(ptr.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { ptr, len, owned: true })
+        Ok(Self { ptr, len, owned: true, file: None })
     }
 
     /// Size in bytes.
@@ -268,6 +305,28 @@ impl HostMem {
         // SAFETY: `at` checked that the source lies inside this mapping; `into` is exclusive memory
         // of Rust's, which never overlaps a mapping that is not lent out.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    /// Appends `len` bytes from `offset` on to `into`.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`]; nothing was appended then.
+    pub fn append_to(
+        &self,
+        offset: u64,
+        len: usize,
+        into: &mut Vec<u8>,
+    ) -> Result<(), OutOfBounds> {
+        let from = self.at(offset, len as u64)?;
+        into.reserve(len);
+        let old = into.len();
+        let room = into.spare_capacity_mut().as_mut_ptr().cast();
+        // SAFETY: `at` checked the source, `reserve` made room for `len` bytes behind what `into`
+        // holds, and memory of Rust's never overlaps a mapping that is not lent out.
+        unsafe { std::ptr::copy_nonoverlapping(from, room, len) };
+        // SAFETY: the `len` bytes behind `old` were just written, and are within the capacity.
+        unsafe { into.set_len(old + len) };
         Ok(())
     }
 
@@ -395,6 +454,71 @@ impl fmt::Debug for HostMem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostMem").field("addr", &self.addr()).field("len", &self.len).finish()
     }
+}
+
+/// Memory of another process, to be read.
+///
+/// The other process writes it at any time; as with [`HostMem`], it is never lent out as a slice.
+#[derive(Debug)]
+pub struct PeerMem {
+    mem: HostMem,
+}
+
+impl PeerMem {
+    /// Maps `len` bytes of a memory file that another process passed on.
+    ///
+    /// # Errors
+    /// `InvalidData` where the file could be made shorter (an access would then end in `SIGBUS`) or is
+    /// shorter than `len`; what `mmap(2)` says.
+    pub fn new(fd: impl AsFd, len: usize) -> io::Result<Self> {
+        check_sealed(&fd, len)?;
+        Ok(Self { mem: FileMap::new(fd, 0, len)?.mem })
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> u64 {
+        self.mem.len()
+    }
+
+    /// Whether there is no byte. Always false: an empty mapping cannot be made.
+    pub fn is_empty(&self) -> bool {
+        self.mem.is_empty()
+    }
+
+    /// Copies `into.len()` bytes out, from `offset` on.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`]; nothing was copied then.
+    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
+        self.mem.read(offset, into)
+    }
+
+    /// Copies `len` bytes from `offset` on into `target` at `target_offset`.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] of whichever side it is; nothing was copied then.
+    pub fn copy_to(
+        &self,
+        offset: u64,
+        target: &HostMem,
+        target_offset: u64,
+        len: u64,
+    ) -> Result<(), OutOfBounds> {
+        target.copy_from(target_offset, &self.mem, offset, len)
+    }
+}
+
+/// That no access to the first `len` bytes of a memory file can ever end in `SIGBUS`.
+fn check_sealed(fd: &impl AsFd, len: usize) -> io::Result<()> {
+    use rustix::fs::SealFlags;
+
+    let bad = |what| io::Error::new(io::ErrorKind::InvalidData, what);
+    let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| bad("this is no memory file"))?;
+    if !seals.contains(SealFlags::SHRINK) {
+        return Err(bad("the memory file is not sealed against being made shorter"));
+    }
+    let size = u64::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0);
+    if size < len as u64 { Err(bad("the memory file is too short")) } else { Ok(()) }
 }
 
 /// A read-only mapping of an ordinary file: the page cache by address.
@@ -534,6 +658,33 @@ mod tests {
             // SAFETY: refused before anything is accessed.
             assert!(unsafe { HostMem::borrowed(VirtAddr::new(addr), len) }.is_err());
         }
+    }
+
+    #[test]
+    fn shareable_memory_is_read_by_others_and_written_by_nobody_else() {
+        let mem = HostMem::shareable(8192).unwrap();
+        let peer = PeerMem::new(mem.file().unwrap(), 8192).unwrap();
+        mem.write(4090, &[1, 2, 3]).unwrap();
+        let mut bytes = [0; 3];
+        peer.read(4090, &mut bytes).unwrap();
+        assert_eq!(bytes, [1, 2, 3]);
+        let target = HostMem::anonymous(4096).unwrap();
+        peer.copy_to(4091, &target, 7, 2).unwrap();
+        let mut appended = vec![9];
+        target.append_to(7, 2, &mut appended).unwrap();
+        assert_eq!(appended, [9, 2, 3]);
+        assert!(target.append_to(4095, 2, &mut appended).is_err());
+        assert!(peer.copy_to(8191, &target, 0, 2).is_err());
+        assert!(peer.copy_to(0, &target, 4095, 2).is_err());
+        let error = HostMem::of_sealed(mem.file().unwrap(), 8192).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EPERM), "sealed against new writers");
+        assert!(PeerMem::new(mem.file().unwrap(), 8193).is_err(), "too short");
+        assert!(PeerMem::new(tempfile::tempfile().unwrap(), 1).is_err(), "no memory file");
+        let flags = rustix::fs::MemfdFlags::ALLOW_SEALING;
+        let unsealed = rustix::fs::memfd_create("test", flags).unwrap();
+        rustix::fs::ftruncate(&unsealed, 8192).unwrap();
+        assert!(PeerMem::new(unsealed, 8192).is_err(), "it could be made shorter");
+        assert!(HostMem::anonymous(4096).unwrap().file().is_none());
     }
 
     #[test]

@@ -30,6 +30,9 @@ pub struct Received {
     pub truncated: bool,
 }
 
+/// An IPv4 header without options, and a UDP header.
+pub type Headers = [u8; 28];
+
 /// A datagram to be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Outgoing<'a> {
@@ -126,7 +129,7 @@ impl UdpSocket {
         buffers: &mut [Vec<u8>],
         metas: &mut [Option<Received>],
     ) -> io::Result<usize> {
-        receive(self.fd.as_fd(), buffers, metas)
+        receive(self.fd.as_fd(), buffers, metas, None)
     }
 }
 
@@ -171,8 +174,10 @@ impl RawUdpSocket {
         set_buffers(&self.fd, bytes);
     }
 
-    /// Receives packets that are there, from the IP header on; as [`UdpSocket::receive`], but the
-    /// sender's port is 0.
+    /// Receives packets that are there: the IP and UDP headers into `heads`, what follows into
+    /// `buffers`, so that nothing has to be moved to take the headers off. As [`UdpSocket::receive`],
+    /// but the sender's port is 0. A packet too short for its headers has no meta; one with IP options
+    /// has them where the UDP header is looked for, and its first byte tells.
     ///
     /// # Errors
     /// `EAGAIN` where none is there; what `recvmmsg(2)` says.
@@ -180,8 +185,9 @@ impl RawUdpSocket {
         &self,
         buffers: &mut [Vec<u8>],
         metas: &mut [Option<Received>],
+        heads: &mut [Headers; BATCH_MAX],
     ) -> io::Result<usize> {
-        receive(self.fd.as_fd(), buffers, metas)
+        receive(self.fd.as_fd(), buffers, metas, Some(heads))
     }
 }
 
@@ -195,19 +201,27 @@ fn receive(
     fd: BorrowedFd<'_>,
     buffers: &mut [Vec<u8>],
     metas: &mut [Option<Received>],
+    mut heads: Option<&mut [Headers; BATCH_MAX]>,
 ) -> io::Result<usize> {
     let count = buffers.len().min(metas.len()).min(BATCH_MAX);
     let mut names = [EMPTY_NAME; BATCH_MAX];
-    let mut vectors = [EMPTY_VECTOR; BATCH_MAX];
+    let mut vectors = [[EMPTY_VECTOR; 2]; BATCH_MAX];
     let mut headers = [EMPTY_HEADER; BATCH_MAX];
+    let head_len = if heads.is_some() { size_of::<Headers>() } else { 0 };
     for (i, buffer) in buffers.iter_mut().take(count).enumerate() {
         buffer.clear();
-        vectors[i].iov_base = buffer.as_mut_ptr().cast();
-        vectors[i].iov_len = buffer.capacity();
-        headers[i].msg_hdr = message(&mut names[i], NAME_LEN, &mut vectors[i]);
+        if let Some(heads) = &mut heads {
+            vectors[i][0].iov_base = heads[i].as_mut_ptr().cast();
+            vectors[i][0].iov_len = head_len;
+        }
+        vectors[i][1].iov_base = buffer.as_mut_ptr().cast();
+        vectors[i][1].iov_len = buffer.capacity();
+        headers[i].msg_hdr = message(&mut names[i], NAME_LEN, &mut vectors[i][0]);
+        headers[i].msg_hdr.msg_iovlen = 2;
     }
-    // SAFETY: the first `count` headers point at names and vectors on this stack frame, and the vectors
-    // at the whole capacity of buffers borrowed exclusively; all outlive the call, which keeps none.
+    // SAFETY: the first `count` headers point at names and pairs of vectors on this stack frame, and the
+    // vectors at nothing or a whole element of `heads`, and at the whole capacity of buffers, all
+    // borrowed exclusively; all outlive the call, which keeps none.
     let received = unsafe {
         libc::recvmmsg(
             fd.as_raw_fd(),
@@ -219,11 +233,14 @@ fn receive(
     };
     let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
     for (i, buffer) in buffers.iter_mut().take(received).enumerate() {
-        let len = (headers[i].msg_len as usize).min(buffer.capacity());
-        // SAFETY: the kernel wrote `msg_len` bytes, at most the capacity, from the buffer's start on.
+        let all = headers[i].msg_len as usize;
+        let len = all.saturating_sub(head_len).min(buffer.capacity());
+        // SAFETY: of the `msg_len` bytes the kernel wrote, those behind the first `head_len` stand from
+        // the buffer's start on, at most its capacity.
         unsafe { buffer.set_len(len) };
         let truncated = headers[i].msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
-        metas[i] = decode(&names[i]).map(|from| Received { from, truncated });
+        let whole = decode(&names[i]).filter(|_| all >= head_len);
+        metas[i] = whole.map(|from| Received { from, truncated });
     }
     Ok(received)
 }
@@ -443,7 +460,7 @@ mod tests {
     }
 
     fn receive_one(
-        socket: impl Fn(&mut [Vec<u8>], &mut [Option<Received>]) -> io::Result<usize>,
+        mut socket: impl FnMut(&mut [Vec<u8>], &mut [Option<Received>]) -> io::Result<usize>,
     ) -> (Vec<u8>, Received) {
         let (mut buffers, mut metas) = (room(4, 9000), vec![None; 4]);
         for _ in 0..1000 {
@@ -522,10 +539,11 @@ mod tests {
             for to in [sender.local(), holder.local()] {
                 sender.send(&[Outgoing { to, payload: &[i; 64] }]).unwrap();
             }
-            let (packet, _) = receive_one(|buffers, metas| raw.receive(buffers, metas));
-            assert_eq!(packet.len(), 20 + 8 + 64);
-            assert_eq!(packet[4..8], [0, 0, 0x40, 0], "identification and fragment bits");
-            assert_eq!(packet[28], i);
+            let mut heads = [[0; size_of::<Headers>()]; BATCH_MAX];
+            let (packet, _) = receive_one(|buffers, metas| raw.receive(buffers, metas, &mut heads));
+            assert_eq!(packet, [i; 64]);
+            assert_eq!(heads[0][4..8], [0, 0, 0x40, 0], "identification and fragment bits");
+            assert_eq!(heads[0][22..24], holder.local().port().to_be_bytes());
         }
         let mut buffers = [Vec::with_capacity(100)];
         let error = holder.receive(&mut buffers, &mut [None]).unwrap_err();

@@ -10,6 +10,7 @@ mod html;
 mod load;
 mod man;
 mod probe;
+mod rdma;
 mod topo;
 
 use std::cell::{Cell, OnceCell};
@@ -38,6 +39,7 @@ pub(crate) fn run(command: &Command, context: &Context) -> Result<Answer, Failur
         Command::Doctor(flags) => doctor::run(flags, context),
         Command::ProbeWorker => probe::worker(),
         Command::Topo(flags) => topo::run(flags),
+        Command::Rdma(flags) => rdma::run(flags, context),
         Command::Completions(flags) => completions::run(flags),
         Command::Man(flags) => man::run(flags),
     };

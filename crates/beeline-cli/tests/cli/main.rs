@@ -6,6 +6,7 @@ mod doctor;
 mod explain;
 mod load;
 mod page;
+mod rdma;
 mod refusals;
 mod support;
 mod surface;

@@ -12,6 +12,7 @@ use crate::time::Time;
 use super::engine::Shared;
 use super::memory::{MemKind, Owner, grant_pieces};
 use super::qp::{Qp, segment};
+use super::responder::into_memory;
 use super::state::QpState;
 use super::work::{Payload, SendOp, Status};
 
@@ -114,7 +115,11 @@ impl Qp {
             self.fail(shared, Status::BadResponse);
             return;
         }
-        self.store(shared, number, expected, data);
+        let kind = match packet.head.atomic_ack {
+            Some(_) => MemKind::Write,
+            None => into_memory(packet),
+        };
+        self.store(shared, number, expected, kind, data);
         self.acknowledged(shared, now, psn.add(1));
     }
 
@@ -124,6 +129,7 @@ impl Qp {
         shared: &mut Shared,
         number: u64,
         (start, len): (u32, u32),
+        kind: MemKind,
         data: (Vec<u8>, usize),
     ) {
         if len == 0 {
@@ -136,7 +142,7 @@ impl Qp {
         match grant_pieces(&mut shared.mrs, pd, sges, (start, len), Need::LocalWrite) {
             Ok(grants) => {
                 let owner = Owner::Result { wqe: number };
-                shared.memory.push(id, owner, MemKind::Write, grants, data);
+                shared.memory.push(id, owner, kind, grants, data);
                 self.result_started(number);
             }
             Err(_) => {

@@ -36,6 +36,12 @@ const EVENTS_MAX: usize = 4096;
 /// Packet buffers kept for reuse at most.
 const BUFFERS_MAX: usize = 2048;
 
+/// Packet buffers longer than usual kept for reuse at most.
+const LONG_BUFFERS_MAX: usize = 32;
+
+/// The longest packet on a wire: all headers, a full payload, the ICRC.
+const BUFFER_BYTES: usize = 4096 + 96;
+
 /// Most objects of one kind, and most entries of one queue.
 const OBJECTS_MAX: usize = 1 << 16;
 
@@ -77,6 +83,9 @@ pub struct Config {
     pub read_replay: ReadReplay,
     /// Byte order of atomic results in memory.
     pub atomic_reply: AtomicReply,
+    /// Whether its packets go through memory shared with a process of this host, rather than over a
+    /// network: they carry no check, and may name their payload (see [`crate::roce::packet::seal`]).
+    pub shared_memory: bool,
 }
 
 impl Config {
@@ -92,6 +101,7 @@ impl Config {
             regions_max: crate::mr::REGIONS_MAX,
             read_replay: ReadReplay::Continue,
             atomic_reply: AtomicReply::Native,
+            shared_memory: false,
         }
     }
 }
@@ -371,6 +381,9 @@ impl Engine {
             let (value, max) = (init.max_inline, INLINE_BYTES_MAX);
             return Err(CreateError::TooMany { what: "max_inline", value, max });
         }
+        if init.kind == QpKind::Ud && self.shared.config.shared_memory {
+            return Err(CreateError::Unsupported { what: "a datagram queue pair on a local link" });
+        }
         let unknown = |what| CreateError::Unknown { what };
         if !self.pds.contains_key(&init.pd) {
             return Err(unknown("protection domain"));
@@ -502,7 +515,12 @@ impl Engine {
                 return self.shared.recycle(datagram);
             }
         }
-        let Ok(packet) = Packet::parse(&datagram) else {
+        let parsed = if self.shared.config.shared_memory {
+            Packet::parse_local(&datagram)
+        } else {
+            Packet::parse(&datagram)
+        };
+        let Ok(packet) = parsed else {
             self.shared.counters.malformed += 1;
             return self.shared.recycle(datagram);
         };
@@ -694,12 +712,13 @@ impl Shared {
     }
 
     pub(super) fn buffer(&mut self) -> Vec<u8> {
-        // The longest packet: all headers, a full payload, the ICRC.
-        self.buffers.pop().unwrap_or_else(|| Vec::with_capacity(4096 + 96))
+        self.buffers.pop().unwrap_or_else(|| Vec::with_capacity(BUFFER_BYTES))
     }
 
     pub(super) fn recycle(&mut self, mut buffer: Vec<u8>) {
-        if self.buffers.len() < BUFFERS_MAX {
+        // Long ones come from a local link, where most packets only name their payload.
+        let long = buffer.capacity() > 2 * BUFFER_BYTES;
+        if self.buffers.len() < if long { LONG_BUFFERS_MAX } else { BUFFERS_MAX } {
             buffer.clear();
             self.buffers.push(buffer);
         }
@@ -752,11 +771,14 @@ pub enum CreateError {
     Unknown { what: &'static str },
     /// The shared receive queue belongs to another protection domain.
     OtherPd,
+    /// This NIC does not have it.
+    Unsupported { what: &'static str },
 }
 
 impl fmt::Display for CreateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Unsupported { what } => write!(f, "{what} is not supported"),
             Self::TooMany { what, value, max } => {
                 write!(f, "{value} {what}: up to {max} are possible")
             }

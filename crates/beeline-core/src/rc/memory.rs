@@ -32,7 +32,7 @@ pub struct MemOp {
     pub segments: OneOrMore<Segment>,
     /// Bytes that are read into or written from, at `at`; to be passed back with the answer.
     pub buffer: Vec<u8>,
-    /// Where in `buffer` the bytes start.
+    /// Where in `buffer` the bytes start. For [`MemKind::Read`] that is its end: bytes are appended.
     pub at: usize,
 }
 
@@ -40,6 +40,15 @@ impl MemOp {
     /// Length of all segments in bytes.
     pub fn len(&self) -> usize {
         self.segments.iter().map(|segment| segment.len as usize).sum()
+    }
+
+    /// Its buffer as if it had read zeros, and written nothing.
+    #[cfg(test)]
+    pub(super) fn zeros(mut self) -> Vec<u8> {
+        if self.kind == MemKind::Read {
+            self.buffer.resize(self.at + self.len(), 0);
+        }
+        self.buffer
     }
 
     /// Whether it moves no byte; no such operation is handed out.
@@ -51,10 +60,13 @@ impl MemOp {
 /// What a memory operation does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemKind {
-    /// Memory to buffer.
+    /// Memory to the end of the buffer. Answered with 0, or on a local link with the number of bytes
+    /// that what was appended only names.
     Read,
     /// Buffer to memory.
     Write,
+    /// What the buffer names, which is memory of the peer, to memory. On a local link only.
+    Pull,
     /// On one aligned 64-bit word in the CPU's byte order, atomic towards every other operation.
     CompareSwap {
         /// What the word must hold.

@@ -272,12 +272,14 @@ impl Qp {
         result: Result<u64, super::memory::MemFault>,
     ) {
         match owner {
-            Owner::Request { seq } => self.on_request_payload(shared, seq, buffer, result.is_ok()),
+            Owner::Request { seq } => {
+                self.on_request_payload(shared, seq, buffer, referenced(result));
+            }
             Owner::Result { wqe } => {
                 shared.recycle(buffer);
                 self.on_result_stored(wqe, result.is_ok());
             }
-            Owner::Reply { seq } => self.on_reply_payload(shared, seq, buffer, result.is_ok()),
+            Owner::Reply { seq } => self.on_reply_payload(shared, seq, buffer, referenced(result)),
             Owner::Inbound { seq, psn } => {
                 shared.recycle(buffer);
                 self.on_inbound_stored(shared, seq, psn, result.is_ok());
@@ -309,15 +311,24 @@ pub(super) fn path(shared: &Shared, to: IpAddr) -> Path {
         src: shared.config.local,
         dst: to,
         src_port: shared.config.src_port,
-        identification: Identification::Known(0),
+        identification: if shared.config.shared_memory {
+            Identification::Absent
+        } else {
+            Identification::Known(0)
+        },
     }
+}
+
+/// How many bytes a memory operation gave by reference; `None` when it failed.
+fn referenced(result: Result<u64, super::memory::MemFault>) -> Option<u32> {
+    u32::try_from(result.ok()?).ok()
 }
 
 /// A packet without payload, closed.
 pub(super) fn bare(shared: &mut Shared, path: &Path, mut head: Head) -> Vec<u8> {
     let mut datagram = shared.buffer();
     head.emit(0, &mut datagram);
-    seal(path, &mut datagram);
+    seal(path, &mut datagram, 0);
     datagram
 }
 

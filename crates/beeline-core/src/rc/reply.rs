@@ -296,9 +296,9 @@ impl Qp {
         match shared.mrs.grant(ask) {
             Ok(grant) => {
                 let mut datagram = shared.buffer();
-                let payload = head.emit(len as usize, &mut datagram);
+                let at = head.emit_headers(len as usize, &mut datagram);
                 let seq = self.resp.line.packets_front + self.resp.line.packets.len() as u64;
-                let (owner, buffer) = (Owner::Reply { seq }, (datagram, payload.start));
+                let (owner, buffer) = (Owner::Reply { seq }, (datagram, at));
                 let grants = OneOrMore::new(grant);
                 shared.memory.push(self.id(), owner, MemKind::Read, grants, buffer);
                 Some(Packet::Data { datagram: None })
@@ -326,7 +326,7 @@ impl Qp {
         shared: &mut Shared,
         seq: u64,
         mut datagram: Vec<u8>,
-        ok: bool,
+        referenced: Option<u32>,
     ) {
         let place = seq.checked_sub(self.resp.line.packets_front);
         let place = place.and_then(|at| usize::try_from(at).ok());
@@ -337,8 +337,8 @@ impl Qp {
             shared.recycle(datagram);
             return;
         };
-        if ok {
-            seal(&path, &mut datagram);
+        if let Some(referenced) = referenced {
+            seal(&path, &mut datagram, referenced);
             *slot = Some(datagram);
             return;
         }

@@ -323,6 +323,13 @@ impl Qp {
         if fenced && req.reads_before(number) {
             return false;
         }
+        // Through shared memory this side fetches the bytes of a READ when the answer is there, so what
+        // changes the peer's memory waits: a READ sees nothing of what was posted behind it.
+        let reads_on = |wqe: &SendWqe| matches!(wqe.wr.op, SendOp::Read { .. });
+        let changes = fresh && req.wqe(number).is_some_and(|wqe| !reads_on(wqe));
+        if shared.config.shared_memory && changes && req.reads_before(number) {
+            return false;
+        }
         let Some(wqe) = req.wqe_mut(number).filter(|wqe| wqe.fault.is_none()) else {
             return false;
         };
@@ -417,18 +424,14 @@ impl Qp {
         let end = head.bth.psn.add(1);
         let id = self.id();
         let mut datagram = shared.buffer();
-        let payload = head.emit(len as usize, &mut datagram);
+        let at = head.emit_headers(len as usize, &mut datagram);
         let Some(wqe) = self.req.wqe_mut(number) else { return false };
         let inline = match &wqe.wr.payload {
             Payload::Inline(bytes) => Some(bytes.get(start as usize..(start + len) as usize)),
             Payload::Sges(_) => None,
         };
         match inline {
-            Some(Some(bytes)) => {
-                if let Some(into) = datagram.get_mut(payload) {
-                    into.copy_from_slice(bytes);
-                }
-            }
+            Some(Some(bytes)) => datagram.extend_from_slice(bytes),
             _ if len == 0 => {}
             _ => {
                 let range = (start, len);
@@ -442,14 +445,14 @@ impl Qp {
                     return false;
                 };
                 let seq = self.req.line_front + self.req.line.len() as u64;
-                let buffer = (datagram, payload.start);
+                let buffer = (datagram, at);
                 let owner = Owner::Request { seq };
                 shared.memory.push(id, owner, MemKind::Read, grants, buffer);
                 self.req.enqueue(end, to, None);
                 return true;
             }
         }
-        seal(&path, &mut datagram);
+        seal(&path, &mut datagram, 0);
         self.req.enqueue(end, to, Some(datagram));
         true
     }
@@ -521,7 +524,7 @@ impl Qp {
         shared: &mut Shared,
         seq: u64,
         mut datagram: Vec<u8>,
-        ok: bool,
+        referenced: Option<u32>,
     ) {
         let place = seq.checked_sub(self.req.line_front).and_then(|at| usize::try_from(at).ok());
         let Some(packet) = place.and_then(|at| self.req.line.get_mut(at)) else {
@@ -529,7 +532,7 @@ impl Qp {
             shared.recycle(datagram);
             return;
         };
-        if !ok {
+        let Some(referenced) = referenced else {
             let number = packet.wqe;
             shared.recycle(datagram);
             if let Some(wqe) = self.req.wqe_mut(number) {
@@ -538,13 +541,13 @@ impl Qp {
             // Makes everything before it again; the cursor stops at the fault.
             self.req.go_back(shared);
             return;
-        }
+        };
         let to = packet.to;
         let path = match to {
             Some(to) => super::qp::path(shared, to.addr),
             None => self.path(shared),
         };
-        seal(&path, &mut datagram);
+        seal(&path, &mut datagram, referenced);
         if let Some(packet) = place.and_then(|at| self.req.line.get_mut(at)) {
             packet.datagram = Some(datagram);
         }

@@ -91,6 +91,11 @@ enum Refused {
 const INVALID: Refused = Refused::Nak(NakCode::INVALID_REQUEST, Status::RemoteInvalidRequest);
 const ACCESS: Refused = Refused::Nak(NakCode::REMOTE_ACCESS, Status::RemoteAccess);
 
+/// How a packet's payload gets into memory.
+pub(super) const fn into_memory(packet: &Packet) -> MemKind {
+    if packet.referenced > 0 { MemKind::Pull } else { MemKind::Write }
+}
+
 impl Responder {
     pub(super) fn new() -> Self {
         Self {
@@ -454,7 +459,7 @@ impl Qp {
         let seq = self.resp.line.writes.begin();
         let owner = Owner::Inbound { seq, psn: packet.head.bth.psn };
         let data = (datagram, packet.payload.start);
-        shared.memory.push(self.id(), owner, MemKind::Write, grants, data);
+        shared.memory.push(self.id(), owner, into_memory(packet), grants, data);
     }
 
     pub(super) fn take_receive(&mut self, shared: &mut Shared) -> Option<RecvWqe> {

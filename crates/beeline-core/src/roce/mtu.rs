@@ -2,9 +2,9 @@
 
 use core::fmt;
 
-/// A path MTU, one of the five of IBA 9.3.1: 256, 512, 1024, 2048 or 4096 bytes.
+/// A path MTU: one of the five of IBA 9.3.1 (256, 512, 1024, 2048 or 4096 bytes), or [`Mtu::LOCAL`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Mtu(u16);
+pub struct Mtu(u32);
 
 impl Mtu {
     /// Every path MTU, smallest first.
@@ -13,6 +13,9 @@ impl Mtu {
     pub const MIN: Self = Self(256);
     /// The largest.
     pub const MAX: Self = Self(4096);
+
+    /// What one packet names or carries between two processes that share memory. No wire has it.
+    pub const LOCAL: Self = Self(262_144);
 
     /// Bytes a packet adds around its payload at most, as Linux counts them when it derives the path
     /// MTU of a network device: IPv6, UDP, BTH, the longest extended headers, and the ICRC.
@@ -31,7 +34,7 @@ impl Mtu {
 
     /// Payload bytes of a full packet.
     pub const fn bytes(self) -> u32 {
-        self.0 as u32
+        self.0
     }
 
     /// Packets that a message of `len` bytes takes. A message without payload takes one packet all the

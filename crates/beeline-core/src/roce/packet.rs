@@ -8,7 +8,7 @@ use super::header::{
     Aeth, AethView, AtomicAckEth, AtomicAckEthView, AtomicEth, AtomicEthView, Bth, BthView, Deth,
     DethView, Ieth, IethView, ImmDt, ImmDtView, Reth, RethView,
 };
-use super::icrc::{ICRC_LEN, Path, icrc};
+use super::icrc::{ICRC_LEN, Identification, Path, icrc};
 use super::opcode::{Headers, Layout, Opcode};
 
 /// The headers of a packet. Which of the options are set follows from the opcode's [`Layout`].
@@ -50,6 +50,14 @@ impl Head {
     /// Appends the headers in wire order, then room for `payload` bytes and their padding, all zero.
     /// Sets the padding count. Returns where the payload goes.
     pub fn emit(&mut self, payload: usize, datagram: &mut Vec<u8>) -> Range<usize> {
+        let start = self.emit_headers(payload, datagram);
+        datagram.resize(start + payload + usize::from(self.bth.pad), 0);
+        start..start + payload
+    }
+
+    /// Appends the headers of a packet with `payload` bytes in wire order, and sets the padding count.
+    /// The payload is to be appended before [`seal`], which adds the padding. Returns where it goes.
+    pub fn emit_headers(&mut self, payload: usize, datagram: &mut Vec<u8>) -> usize {
         self.bth.pad = (payload.wrapping_neg() & 3) as u8;
         datagram.extend_from_slice(&self.bth.emit());
         if let Some(reth) = self.reth {
@@ -73,16 +81,23 @@ impl Head {
         if let Some(ieth) = self.ieth {
             datagram.extend_from_slice(&ieth.emit());
         }
-        let start = datagram.len();
-        datagram.resize(start + payload + usize::from(self.bth.pad), 0);
-        start..start + payload
+        datagram.len()
     }
 }
 
-/// Closes a datagram with its ICRC.
-pub fn seal(path: &Path, datagram: &mut Vec<u8>) {
-    let crc = icrc(path, datagram);
-    datagram.extend_from_slice(&crc);
+/// Closes a datagram with its padding and its ICRC.
+///
+/// On a path without IP header the four bytes are not an ICRC but say how many bytes of payload the
+/// datagram names by reference: 0 where the payload is in place. What stands in its place then is a
+/// matter between the links and the memory of both sides. On every other path `referenced` is 0.
+pub fn seal(path: &Path, datagram: &mut Vec<u8>, referenced: u32) {
+    // All headers are multiples of 4 long, so the length of the whole gives the padding.
+    datagram.resize(datagram.len().next_multiple_of(4), 0);
+    let last = match path.identification {
+        Identification::Absent => referenced.to_le_bytes(),
+        _ => icrc(path, datagram),
+    };
+    datagram.extend_from_slice(&last);
 }
 
 /// A received packet: its headers, and where its payload lies in the datagram.
@@ -94,13 +109,27 @@ pub struct Packet {
     pub layout: Layout,
     /// The payload without padding, as a range of the datagram.
     pub payload: Range<usize>,
+    /// Bytes of payload that `payload` only names; 0 where it is the payload itself.
+    pub referenced: u32,
 }
 
 impl Packet {
     /// Takes a UDP payload apart. The ICRC is not checked here: [`super::icrc::verify`] does that.
     pub fn parse(datagram: &[u8]) -> Result<Self, WireError> {
+        Self::parse_with(datagram, |_| 0)
+    }
+
+    /// Takes apart what came on a path without IP header; see [`seal`].
+    pub fn parse_local(datagram: &[u8]) -> Result<Self, WireError> {
+        Self::parse_with(datagram, u32::from_le_bytes)
+    }
+
+    fn parse_with(
+        datagram: &[u8],
+        referenced: impl FnOnce([u8; ICRC_LEN]) -> u32,
+    ) -> Result<Self, WireError> {
         let short = WireError::TooShort { len: datagram.len() };
-        let Some((body, _)) = datagram.split_last_chunk::<ICRC_LEN>() else {
+        let Some((body, last)) = datagram.split_last_chunk::<ICRC_LEN>() else {
             return Err(short);
         };
         let (view, rest) = BthView::split(body).ok_or(short)?;
@@ -112,14 +141,17 @@ impl Packet {
         let layout = bth.opcode.layout().ok_or(WireError::Opcode { opcode: bth.opcode })?;
         let mut head = Head::new(bth);
         let rest = parse_extended(&mut head, layout.headers, rest).ok_or(short)?;
-        let end = rest.len().checked_sub(usize::from(bth.pad)).ok_or(short)?;
+        let referenced = referenced(*last);
+        // The padding count is that of the payload, not of what stands for it.
+        let pad = if referenced > 0 { 0 } else { usize::from(bth.pad) };
+        let end = rest.len().checked_sub(pad).ok_or(short)?;
         let start = body.len() - rest.len();
-        Ok(Self { head, layout, payload: start..start + end })
+        Ok(Self { head, layout, payload: start..start + end, referenced })
     }
 
-    /// Payload bytes without padding; a datagram's length fits 16 bits.
+    /// Payload bytes without padding; the length of a datagram fits 32 bits.
     pub fn payload_len(&self) -> u32 {
-        self.payload.len() as u32
+        if self.referenced > 0 { self.referenced } else { self.payload.len() as u32 }
     }
 }
 

@@ -98,7 +98,7 @@ impl FromStr for Endpoint {
             qpn: Qpn::new(fields.number("qpn")? as u32),
             psn: Psn::new(fields.number("psn")? as u32),
             addr: addr.parse().map_err(|_| fields.bad("addr"))?,
-            mtu: u32::try_from(mtu).ok().and_then(Mtu::new).ok_or_else(|| fields.bad("mtu"))?,
+            mtu: u32::try_from(mtu).ok().and_then(path_mtu).ok_or_else(|| fields.bad("mtu"))?,
         })
     }
 }
@@ -122,6 +122,10 @@ impl FromStr for RemoteMemory {
             rkey: Rkey::new(rkey),
         })
     }
+}
+
+fn path_mtu(bytes: u32) -> Option<Mtu> {
+    if bytes == Mtu::LOCAL.bytes() { Some(Mtu::LOCAL) } else { Mtu::new(bytes) }
 }
 
 /// Words of the form `name=value`.

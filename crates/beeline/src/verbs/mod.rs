@@ -17,12 +17,14 @@ mod exchange;
 mod link;
 mod memory;
 mod objects;
+mod peer;
 mod soft;
 
 #[cfg(test)]
 mod tests;
 
 use std::net::IpAddr;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -35,13 +37,14 @@ pub use beeline_core::rc::{
     QpKind, QpState, RecvWr, Remote, SendOp, SendWr, Sge, Status,
 };
 pub use beeline_core::roce::{Mtu, Psn, Qpn, RnrTimer, Strength};
+pub use beeline_sys::mem::HostMem;
 
 pub use exchange::{Connect, Endpoint, RemoteMemory};
 pub use link::{Faults, LinkKind};
 pub use memory::{DeviceMemory, Memory};
 pub use objects::{AsyncEvent, Context, Cq, Mr, Pd, Qp, QpCaps, Resolved, Srq};
 
-use self::link::{FaultLink, Link, PairLink, Pcap, UdpLink};
+use self::link::{FaultLink, Link, LocalLink, PairLink, Pcap, UdpLink};
 use self::soft::Soft;
 use crate::error::{Error, Result};
 
@@ -119,8 +122,18 @@ impl Nic {
     /// `is_refused` where the address is taken (code `address-in-use`) or not this machine's; `is_io`
     /// and `is_permission_denied` with what the kernel said.
     pub fn soft(options: SoftOptions) -> Result<Self> {
-        if options.link == Some(LinkKind::Pair) {
-            return Err(Error::refused("a pair has two ends").remedy("use Nic::pair"));
+        match options.link {
+            Some(LinkKind::Pair) => {
+                return Err(Error::refused("a pair has two ends").remedy("use Nic::pair"));
+            }
+            Some(LinkKind::Local) => {
+                let error = Error::refused("a local NIC is joined through a Unix socket");
+                return Err(error.remedy("use Nic::local"));
+            }
+            _ => {}
+        }
+        if options.mtu.is_some_and(|mtu| mtu > Mtu::MAX) {
+            return Err(Error::refused(format!("no wire has an MTU above {}", Mtu::MAX)));
         }
         let link = Link::Udp(UdpLink::open(options.local, options.link)?);
         let mtu = match options.mtu {
@@ -141,6 +154,24 @@ impl Nic {
         Ok((start(first, Link::Pair(a), mtu_a)?, start(second, Link::Pair(b), mtu_b)?))
     }
 
+    /// Starts a software NIC that is joined to one other process of this host by shared memory.
+    ///
+    /// `socket` is one end of a stream whose other end the other process passes to this function at the
+    /// same time; both wait for each other, up to 10 s. The NIC has one peer, and an address that means
+    /// something to the two alone. Memory made by `HostMem::shareable` moves straight from one process
+    /// to the other; the peer can read all of it from when it is registered until it is deregistered,
+    /// and writes only what its keys allow. Other memory goes through a bounded ring.
+    ///
+    /// There is no datagram service, and a READ is waited for by what is posted behind it.
+    ///
+    /// # Errors
+    /// `is_io` and `is_refused` where the other side does not join.
+    pub fn local(socket: UnixStream) -> Result<Self> {
+        let link = LocalLink::join(socket)?;
+        let options = SoftOptions::new(link.local());
+        start(options, Link::Local(link), Mtu::LOCAL)
+    }
+
     /// Opens the NIC: the first of the nine steps.
     pub fn open(&self) -> Context {
         match self {
@@ -158,8 +189,12 @@ fn start(options: SoftOptions, link: Link, mtu: Mtu) -> Result<Nic> {
         Some(path) => Some(Pcap::create(path).map_err(|error| Error::at("create", path, error))?),
         None => None,
     };
-    let config =
-        Config { mtu, window_packets: options.window_packets.max(2), ..Config::new(options.local) };
+    let config = Config {
+        mtu,
+        window_packets: options.window_packets.max(2),
+        shared_memory: matches!(link, Link::Local(_)),
+        ..Config::new(options.local)
+    };
     let [a, b] = [soft::random::<8>()?, soft::random::<8>()?].map(u64::from_ne_bytes);
     let soft = Soft::start(config, link, pcap, &Secret::new([a, b]))?;
     Ok(Nic::Soft(SoftNic { soft }))

@@ -78,6 +78,8 @@ pub(super) struct Core {
     link: Link,
     out: VecDeque<Transmit>,
     link_full: bool,
+    /// There was more to do than one turn allows.
+    more: bool,
     spare: Vec<Vec<u8>>,
     arrivals: Vec<Arrival>,
     sent: Vec<Vec<u8>>,
@@ -92,6 +94,10 @@ impl Soft {
         secret: &Secret,
     ) -> Result<Arc<Self>> {
         let (local, mtu) = (config.local, config.mtu);
+        let peer = match &link {
+            Link::Local(link) => Some(link.peer()),
+            _ => None,
+        };
         let wake = eventfd()?;
         let io = |error| Error::io("duplicate a descriptor", error);
         let mover_wake = wake.try_clone().map_err(io)?;
@@ -105,7 +111,7 @@ impl Soft {
             strength: link.strength(local),
             core: Mutex::new(Core {
                 engine: Engine::new(config, secret),
-                memories: Memories::new(mover_wake),
+                memories: Memories::new(mover_wake, peer),
                 regions: HashMap::new(),
                 channels: HashMap::new(),
                 events: VecDeque::new(),
@@ -113,6 +119,7 @@ impl Soft {
                 link,
                 out: VecDeque::new(),
                 link_full: false,
+                more: false,
                 spare: Vec::new(),
                 arrivals: Vec::new(),
                 sent: Vec::new(),
@@ -208,9 +215,15 @@ impl Shared {
                 due
             };
             let wait = due.map(|due| due.saturating_since(self.now()));
+            if !polling && lock(&self.core).link.set_sleeping(true) {
+                continue;
+            }
             let wait = if polling { Some(wait.map_or(POLLING, |w| w.min(POLLING))) } else { wait };
             self.sleep(wait, !polling);
             self.sleeps_until.store(0, Ordering::Release);
+            if !polling {
+                lock(&self.core).link.set_sleeping(false);
+            }
         }
     }
 
@@ -232,6 +245,7 @@ impl Shared {
 impl Core {
     /// Moves packets, memory and clocks until there is nothing to do, or for a bounded while.
     fn drive(&mut self, start: Instant, events: &OwnedFd) {
+        self.more = true;
         for _ in 0..ROUNDS_MAX {
             let time = now(start);
             let mut busy = self.receive(time);
@@ -241,6 +255,7 @@ impl Core {
             self.run_memory();
             busy |= self.send(time);
             if !busy {
+                self.more = false;
                 break;
             }
         }
@@ -359,7 +374,9 @@ impl Core {
             Time::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
         });
         let retry = self.link_full.then(|| now(start) + LINK_RETRY);
-        [self.engine.poll_timeout(), of_link, retry].into_iter().flatten().min()
+        // Nothing else would tell: what is left may be packets to send, with no clock set for them.
+        let more = self.more.then(|| now(start));
+        [self.engine.poll_timeout(), of_link, retry, more].into_iter().flatten().min()
     }
 }
 
@@ -403,4 +420,44 @@ pub(super) fn interface_mtu(local: IpAddr) -> Result<Mtu> {
         Error::new(Kind::Refused, format!("interface {name} has an MTU of {device}"))
             .remedy("RoCEv2 needs at least 336")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::link::PairLink;
+    use crate::verbs::{
+        Access, Connect, Context, Endpoint, HostMem, Payload, Psn, QpCaps, QpKind, Qpn, Remote,
+        Rkey, SendOp, SendWr,
+    };
+
+    /// A message of more packets than one turn sends, to a peer that never answers, with no clock set:
+    /// all of it goes out, although nothing arrives and nobody polls.
+    #[test]
+    fn work_left_over_is_not_forgotten() {
+        const BYTES: u32 = 4 << 20;
+        let (link, _far) = PairLink::new().unwrap();
+        let local = IpAddr::from([127, 0, 0, 1]);
+        let config = Config { mtu: Mtu::MIN, window_packets: 1 << 20, ..Config::new(local) };
+        let soft = Soft::start(config, Link::Pair(link), None, &Secret::new([1, 2])).unwrap();
+        let context = Context::new(Arc::clone(&soft));
+        let pd = context.alloc_pd().unwrap();
+        let cq = context.create_cq(8).unwrap();
+        let qp = pd.create_qp(QpKind::Rc, &cq, &cq, QpCaps::default()).unwrap();
+        let mem = Arc::new(HostMem::anonymous(BYTES as usize).unwrap());
+        let mr = pd.reg_mr(mem, Access::ALL).unwrap();
+        let peer = Endpoint { qpn: Qpn::new(9), psn: Psn::new(0), addr: local, mtu: Mtu::MIN };
+        qp.connect(&peer, &Connect { timeout: 0, ..Connect::default() }).unwrap();
+        let remote = Remote { addr: mr.addr(), rkey: Rkey::new(1) };
+        let payload = Payload::Sges(vec![mr.sge(0, BYTES).unwrap()]);
+        qp.post_send(SendWr::new(1, SendOp::Write { remote, imm: None }, payload)).unwrap();
+        let packets = u64::from(Mtu::MIN.packets(BYTES));
+        let end = Instant::now() + Duration::from_secs(20);
+        // Looks without driving.
+        let sent = || lock(&soft.shared.core).engine.counters().sent;
+        while sent() < packets && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(sent(), packets);
+    }
 }

@@ -1,6 +1,7 @@
 //! The nine steps, over every link that the machine allows.
 
 use std::net::IpAddr;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -33,11 +34,15 @@ struct Side {
 
 impl Side {
     fn new(nic: &Nic, bytes: usize) -> Self {
+        Self::with(nic, HostMem::anonymous(bytes).unwrap())
+    }
+
+    fn with(nic: &Nic, mem: HostMem) -> Self {
         let context = nic.open();
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(1024).unwrap();
         let qp = pd.create_qp(QpKind::Rc, &cq, &cq, QpCaps::default()).unwrap();
-        let mem = Arc::new(HostMem::anonymous(bytes).unwrap());
+        let mem = Arc::new(mem);
         let mr = pd.reg_mr(Arc::clone(&mem), Access::ALL).unwrap();
         Self { context, pd, cq, qp, mr, mem }
     }
@@ -59,13 +64,46 @@ impl Side {
 }
 
 fn joined(a: &Nic, b: &Nic, bytes: usize) -> (Side, Side) {
-    let (a, b) = (Side::new(a, bytes), Side::new(b, bytes));
+    connected(Side::new(a, bytes), Side::new(b, bytes))
+}
+
+fn connected(a: Side, b: Side) -> (Side, Side) {
     let (to_a, to_b) = (a.qp.endpoint().to_string(), b.qp.endpoint().to_string());
     // Long enough that a machine busy with other things does not use up the retries.
     let connect = Connect { timeout: 15, ..Connect::default() };
     a.qp.connect(&to_b.parse().unwrap(), &connect).unwrap();
     b.qp.connect(&to_a.parse().unwrap(), &connect).unwrap();
     (a, b)
+}
+
+/// Two NICs joined as those of two processes are.
+fn local() -> (Nic, Nic) {
+    let (a, b) = UnixStream::pair().unwrap();
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| Nic::local(b).unwrap());
+        (Nic::local(a).unwrap(), other.join().unwrap())
+    })
+}
+
+/// Both sides with memory that they can or cannot share.
+fn local_sides(bytes: usize, shareable: [bool; 2]) -> (Side, Side) {
+    let (a, b) = local();
+    let [mem_a, mem_b] = shareable.map(|shareable| {
+        let mem = if shareable { HostMem::shareable(bytes) } else { HostMem::anonymous(bytes) };
+        mem.unwrap()
+    });
+    connected(Side::with(&a, mem_a), Side::with(&b, mem_b))
+}
+
+/// Over packets, and over shared memory with and without payload in place.
+fn everywhere(bytes: usize, test: impl Fn(Side, Side)) {
+    let (a, b) = Nic::pair(SoftOptions::new(address()), SoftOptions::new(address())).unwrap();
+    let (a, b) = joined(&a, &b, bytes);
+    test(a, b);
+    for shareable in [true, false] {
+        let (a, b) = local_sides(bytes, [shareable; 2]);
+        test(a, b);
+    }
 }
 
 fn pattern(len: usize, seed: u8) -> Vec<u8> {
@@ -75,6 +113,10 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
 /// Every operation, over links of this kind, at this MTU, with these faults.
 fn everything_works(a: &Nic, b: &Nic) {
     let (a, b) = joined(a, b, 8 << 20);
+    everything_works_between(&a, &b);
+}
+
+fn everything_works_between(a: &Side, b: &Side) {
     let data = pattern(3 << 20, 7);
     a.mem.write(0, &data).unwrap();
     for (id, len) in [0u32, 1, 1023, 1024, 1025, 65_536, 3 << 20].into_iter().enumerate() {
@@ -249,113 +291,206 @@ fn slow(side: &Side, len: usize) -> (Arc<Slow>, Mr) {
 /// H-RDMA-NET-13: inline data of device memory is a typed error.
 #[test]
 fn inline_data_is_refused_for_device_memory_only() {
-    let (a, b) = Nic::pair(SoftOptions::new(address()), SoftOptions::new(address())).unwrap();
-    let (a, b) = joined(&a, &b, 1 << 16);
-    let (_, mr) = slow(&a, 64);
-    let write = |from: &Mr| {
-        let op = SendOp::Write { remote: b.mr.remote_at(0), imm: None };
-        a.qp.post_send_inline(SendWr::new(1, op, Payload::Sges(vec![from.sge(0, 8).unwrap()])))
-    };
-    let error = write(&mr).unwrap_err();
-    assert!(error.is_refused());
-    assert_eq!(error.code(), "inline-device-memory");
-    a.mem.write(0, b"inlined!").unwrap();
-    write(&a.mr).unwrap();
-    // Read when it was posted: what happens to the memory then is of no matter.
-    a.mem.fill(0, 8, 0).unwrap();
-    assert_eq!(a.done().status, Status::Success);
-    assert_eq!(b.bytes(0, 8), b"inlined!");
+    everywhere(1 << 16, |a, b| {
+        let (_, mr) = slow(&a, 64);
+        let write = |from: &Mr| {
+            let op = SendOp::Write { remote: b.mr.remote_at(0), imm: None };
+            a.qp.post_send_inline(SendWr::new(1, op, Payload::Sges(vec![from.sge(0, 8).unwrap()])))
+        };
+        let error = write(&mr).unwrap_err();
+        assert!(error.is_refused());
+        assert_eq!(error.code(), "inline-device-memory");
+        a.mem.write(0, b"inlined!").unwrap();
+        write(&a.mr).unwrap();
+        // Read when it was posted: what happens to the memory then is of no matter.
+        a.mem.fill(0, 8, 0).unwrap();
+        assert_eq!(a.done().status, Status::Success);
+        assert_eq!(b.bytes(0, 8), b"inlined!");
+    });
 }
 
 /// Bytes go into slow device memory and a flag into host memory behind them: the flag is not seen first.
 #[test]
 fn device_memory_keeps_its_place_in_the_order() {
-    let (a, b) = Nic::pair(SoftOptions::new(address()), SoftOptions::new(address())).unwrap();
-    let (a, b) = joined(&a, &b, 1 << 16);
-    let (memory, mr) = slow(&b, 16_384);
-    a.mem.fill(0, 1 << 16, 5).unwrap();
-    a.post(1, SendOp::Write { remote: mr.remote_at(0), imm: None }, 0, 16_384);
-    a.post(2, SendOp::Write { remote: b.mr.remote_at(0), imm: None }, 0, 8);
-    while b.mem.load_u64(0).unwrap() == 0 {
-        assert!(b.cq.poll().unwrap().is_none());
-    }
-    assert!(lock(&memory.bytes).iter().all(|byte| *byte == 5), "the flag came before the data");
-    assert_eq!((a.done().wr_id, a.done().wr_id), (1, 2));
-    a.post(3, SendOp::Read { remote: mr.remote_at(0) }, 32_768, 16_384);
-    assert_eq!(a.done().status, Status::Success);
-    assert_eq!(a.bytes(32_768, 16_384), vec![5; 16_384]);
-    a.post(4, SendOp::FetchAdd { remote: mr.remote_at(8), add: 1 }, 0, 8);
-    assert_eq!(a.done().status, Status::Success);
-    assert_eq!(a.mem.load_u64(0).unwrap(), 0x0505_0505_0505_0505);
-    assert_eq!(lock(&memory.bytes)[8], 6);
+    everywhere(1 << 16, |a, b| {
+        let (memory, mr) = slow(&b, 16_384);
+        a.mem.fill(0, 1 << 16, 5).unwrap();
+        a.post(1, SendOp::Write { remote: mr.remote_at(0), imm: None }, 0, 16_384);
+        a.post(2, SendOp::Write { remote: b.mr.remote_at(0), imm: None }, 0, 8);
+        while b.mem.load_u64(0).unwrap() == 0 {
+            assert!(b.cq.poll().unwrap().is_none());
+        }
+        assert!(lock(&memory.bytes).iter().all(|byte| *byte == 5), "the flag came before the data");
+        assert_eq!((a.done().wr_id, a.done().wr_id), (1, 2));
+        a.post(3, SendOp::Read { remote: mr.remote_at(0) }, 32_768, 16_384);
+        assert_eq!(a.done().status, Status::Success);
+        assert_eq!(a.bytes(32_768, 16_384), vec![5; 16_384]);
+        a.post(4, SendOp::FetchAdd { remote: mr.remote_at(8), add: 1 }, 0, 8);
+        assert_eq!(a.done().status, Status::Success);
+        assert_eq!(a.mem.load_u64(0).unwrap(), 0x0505_0505_0505_0505);
+        assert_eq!(lock(&memory.bytes)[8], 6);
+    });
+}
+
+/// A READ answers what the WRITEs before it left, also where they wait behind slow memory.
+#[test]
+fn a_read_sees_all_of_what_was_posted_before_it() {
+    everywhere(1 << 16, |a, b| {
+        let (_memory, mr) = slow(&b, 16_384);
+        a.mem.fill(0, 16_384, 5).unwrap();
+        a.post(1, SendOp::Write { remote: mr.remote_at(0), imm: None }, 0, 16_384);
+        a.post(2, SendOp::Write { remote: b.mr.remote_at(0), imm: None }, 0, 4096);
+        a.post(3, SendOp::Read { remote: b.mr.remote_at(0) }, 32_768, 4096);
+        assert_eq!((a.done().wr_id, a.done().wr_id, a.done().wr_id), (1, 2, 3));
+        assert_eq!(a.bytes(32_768, 4096), vec![5; 4096]);
+    });
 }
 
 #[test]
 fn errors_come_out_typed_and_as_events() {
-    let (a, b) = Nic::pair(SoftOptions::new(address()), SoftOptions::new(address())).unwrap();
-    let (a, b) = joined(&a, &b, 1 << 16);
-    let error = a.qp.modify(QpState::Rtr, &QpAttr::default()).unwrap_err();
-    assert_eq!(error.code(), "qp-transition");
-    let fresh = a.pd.create_qp(QpKind::Rc, &a.cq, &a.cq, QpCaps::default()).unwrap();
-    let error = fresh.modify(QpState::Init, &QpAttr::default()).unwrap_err();
-    assert_eq!(error.code(), "qp-attributes");
-    assert!(error.to_string().contains("missing pkey_index, port, access"), "{error}");
-    let refused = fresh.post_recv(RecvWr { id: 1, sges: vec![] }).unwrap_err();
-    assert_eq!(refused.code(), "qp-state");
-    assert!(a.pd.create_qp(QpKind::Rc, &b.cq, &a.cq, QpCaps::default()).is_err());
-    let stranger = a.context.alloc_pd().unwrap();
-    let srq = stranger.create_srq(8, 1).unwrap();
-    let crossed = a.pd.create_qp_with_srq(QpKind::Rc, &a.cq, &a.cq, QpCaps::default(), &srq);
-    assert!(crossed.unwrap_err().to_string().contains("protection domain"));
-    let remote = Remote { rkey: Rkey::new(0), ..b.mr.remote_at(0) };
-    a.post(1, SendOp::Write { remote, imm: None }, 0, 8);
-    assert_eq!(a.done().status, Status::RemoteAccess);
-    let mut event = None;
-    while event.is_none() {
-        event = b.context.poll_async();
-    }
-    assert_eq!(event, Some(AsyncEvent::QpAccessError(b.qp.qpn())));
-    assert_eq!((a.qp.state(), b.qp.state()), (QpState::Err, QpState::Err));
+    everywhere(1 << 16, |a, b| {
+        let error = a.qp.modify(QpState::Rtr, &QpAttr::default()).unwrap_err();
+        assert_eq!(error.code(), "qp-transition");
+        let fresh = a.pd.create_qp(QpKind::Rc, &a.cq, &a.cq, QpCaps::default()).unwrap();
+        let error = fresh.modify(QpState::Init, &QpAttr::default()).unwrap_err();
+        assert_eq!(error.code(), "qp-attributes");
+        assert!(error.to_string().contains("missing pkey_index, port, access"), "{error}");
+        let refused = fresh.post_recv(RecvWr { id: 1, sges: vec![] }).unwrap_err();
+        assert_eq!(refused.code(), "qp-state");
+        assert!(a.pd.create_qp(QpKind::Rc, &b.cq, &a.cq, QpCaps::default()).is_err());
+        let stranger = a.context.alloc_pd().unwrap();
+        let srq = stranger.create_srq(8, 1).unwrap();
+        let crossed = a.pd.create_qp_with_srq(QpKind::Rc, &a.cq, &a.cq, QpCaps::default(), &srq);
+        assert!(crossed.unwrap_err().to_string().contains("protection domain"));
+        let remote = Remote { rkey: Rkey::new(0), ..b.mr.remote_at(0) };
+        a.post(1, SendOp::Write { remote, imm: None }, 0, 8);
+        assert_eq!(a.done().status, Status::RemoteAccess);
+        let mut event = None;
+        while event.is_none() {
+            event = b.context.poll_async();
+        }
+        assert_eq!(event, Some(AsyncEvent::QpAccessError(b.qp.qpn())));
+        assert_eq!((a.qp.state(), b.qp.state()), (QpState::Err, QpState::Err));
+    });
 }
 
 #[test]
 fn the_channel_wakes_a_sleeper_and_a_deadline_ends_a_wait() {
-    let (a, b) = Nic::pair(SoftOptions::new(address()), SoftOptions::new(address())).unwrap();
-    let (a, b) = joined(&a, &b, 1 << 16);
-    let error = a.cq.wait(Duration::from_millis(5)).unwrap_err();
-    assert!(error.is_timeout());
-    b.qp.post_recv(RecvWr { id: 9, sges: vec![b.mr.sge(0, 64).unwrap()] }).unwrap();
-    std::thread::scope(|scope| {
-        let sleeper = scope.spawn(|| b.cq.wait(WAIT).unwrap().wr_id);
-        std::thread::sleep(Duration::from_millis(20));
-        a.post(1, SendOp::Send { imm: None }, 0, 64);
-        assert_eq!(sleeper.join().unwrap(), 9);
+    everywhere(1 << 16, |a, b| {
+        let error = a.cq.wait(Duration::from_millis(5)).unwrap_err();
+        assert!(error.is_timeout());
+        b.qp.post_recv(RecvWr { id: 9, sges: vec![b.mr.sge(0, 64).unwrap()] }).unwrap();
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| b.cq.wait(WAIT).unwrap().wr_id);
+            std::thread::sleep(Duration::from_millis(20));
+            a.post(1, SendOp::Send { imm: None }, 0, 64);
+            assert_eq!(sleeper.join().unwrap(), 9);
+        });
+        assert_eq!(a.done().status, Status::Success);
     });
-    assert_eq!(a.done().status, Status::Success);
 }
 
 #[test]
 fn a_queue_overflow_is_an_error_to_the_caller() {
-    let (a, b) = Nic::pair(SoftOptions::new(address()), SoftOptions::new(address())).unwrap();
-    let (a, b) = joined(&a, &b, 1 << 16);
-    let recv = |id| RecvWr { id, sges: vec![a.mr.sge(0, 8).unwrap()] };
-    let max = u64::from(QpCaps::default().max_recv_wr);
-    for id in 0..max {
-        a.qp.post_recv(recv(id)).unwrap();
+    everywhere(1 << 16, |a, b| {
+        let recv = |id| RecvWr { id, sges: vec![a.mr.sge(0, 8).unwrap()] };
+        let max = u64::from(QpCaps::default().max_recv_wr);
+        for id in 0..max {
+            a.qp.post_recv(recv(id)).unwrap();
+        }
+        assert_eq!(a.qp.post_recv(recv(max)).unwrap_err().code(), "queue-full");
+        let small = a.context.create_cq(1).unwrap();
+        let qp = a.pd.create_qp(QpKind::Rc, &small, &small, QpCaps::default()).unwrap();
+        let peer = b.pd.create_qp(QpKind::Rc, &b.cq, &b.cq, QpCaps::default()).unwrap();
+        let connect = Connect::default();
+        qp.connect(&peer.endpoint(), &connect).unwrap();
+        peer.connect(&qp.endpoint(), &connect).unwrap();
+        for id in 0..2 {
+            let op = SendOp::Write { remote: b.mr.remote_at(0), imm: None };
+            let payload = Payload::Sges(vec![a.mr.sge(0, 8).unwrap()]);
+            qp.post_send(SendWr::new(id, op, payload)).unwrap();
+        }
+        while a.context.poll_async() != Some(AsyncEvent::CqError) {}
+        assert_eq!(small.poll().unwrap().map(|done| done.wr_id), Some(0));
+        assert_eq!(small.poll().unwrap_err().code(), "cq-overrun");
+    });
+}
+
+#[test]
+fn two_processes_that_share_memory() {
+    for shareable in [[true, true], [true, false], [false, true], [false, false]] {
+        let (a, b) = local_sides(8 << 20, shareable);
+        assert_eq!(a.context.resolved().link, LinkKind::Local);
+        everything_works_between(&a, &b);
+        everything_works_between(&b, &a);
     }
-    assert_eq!(a.qp.post_recv(recv(max)).unwrap_err().code(), "queue-full");
-    let small = a.context.create_cq(1).unwrap();
-    let qp = a.pd.create_qp(QpKind::Rc, &small, &small, QpCaps::default()).unwrap();
-    let peer = b.pd.create_qp(QpKind::Rc, &b.cq, &b.cq, QpCaps::default()).unwrap();
-    let connect = Connect::default();
-    qp.connect(&peer.endpoint(), &connect).unwrap();
-    peer.connect(&qp.endpoint(), &connect).unwrap();
-    for id in 0..2 {
+}
+
+/// The bytes of a READ are fetched when its answer is there: a WRITE behind it must not be faster.
+#[test]
+fn a_read_sees_nothing_of_what_was_posted_behind_it() {
+    const LEN: u32 = 1 << 20;
+    everywhere(4 << 20, |a, b| {
+        for turn in 0..20_u8 {
+            b.mem.fill(0, u64::from(LEN), turn).unwrap();
+            a.mem.fill(0, u64::from(LEN), 100 + turn).unwrap();
+            a.post(1, SendOp::Read { remote: b.mr.remote_at(0) }, 2 << 20, LEN);
+            a.post(2, SendOp::Write { remote: b.mr.remote_at(0), imm: None }, 0, LEN);
+            assert_eq!((a.done().wr_id, a.done().wr_id), (1, 2));
+            assert_eq!(a.bytes(2 << 20, LEN as usize), vec![turn; LEN as usize]);
+            assert_eq!(b.bytes(0, LEN as usize), vec![100 + turn; LEN as usize]);
+        }
+    });
+}
+
+/// Regions come and go by the thousands, and each is known while it is registered.
+#[test]
+fn regions_of_the_peer_are_forgotten_with_it() {
+    let (a, b) = local_sides(1 << 16, [true, true]);
+    for turn in 0..300_u32 {
+        let mem = Arc::new(HostMem::shareable(1 << 16).unwrap());
+        mem.fill(0, 1 << 16, turn as u8).unwrap();
+        let mr = a.pd.reg_mr(Arc::clone(&mem), Access::LOCAL_READ).unwrap();
+        let payload = Payload::Sges(vec![mr.sge(0, 1 << 16).unwrap()]);
         let op = SendOp::Write { remote: b.mr.remote_at(0), imm: None };
-        let payload = Payload::Sges(vec![a.mr.sge(0, 8).unwrap()]);
-        qp.post_send(SendWr::new(id, op, payload)).unwrap();
+        a.qp.post_send(SendWr::new(1, op, payload)).unwrap();
+        assert_eq!(a.done().status, Status::Success);
+        assert_eq!(b.bytes(0, 1 << 16), vec![turn as u8; 1 << 16]);
+        mr.deregister().map_err(|(_, error)| error).unwrap();
+        assert_eq!(Arc::strong_count(&mem), 1);
     }
-    while a.context.poll_async() != Some(AsyncEvent::CqError) {}
-    assert_eq!(small.poll().unwrap().map(|done| done.wr_id), Some(0));
-    assert_eq!(small.poll().unwrap_err().code(), "cq-overrun");
+}
+
+#[test]
+fn a_local_link_has_no_datagrams_and_needs_a_peer() {
+    let (a, _b) = local();
+    let context = a.open();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(8).unwrap());
+    let refused = pd.create_qp(QpKind::Ud, &cq, &cq, QpCaps::default()).unwrap_err();
+    assert!(refused.to_string().contains("local link"), "{refused}");
+    for options in [
+        SoftOptions::new(address()).link(LinkKind::Local),
+        SoftOptions::new(address()).mtu(Mtu::LOCAL),
+    ] {
+        assert!(Nic::soft(options).unwrap_err().is_refused());
+    }
+    let (end, gone) = UnixStream::pair().unwrap();
+    drop(gone);
+    assert!(Nic::local(end).is_err(), "nobody is there");
+}
+
+/// A peer that ends takes nobody with it.
+#[test]
+fn a_peer_that_is_gone_is_an_error_of_the_work_request() {
+    let (a, b) = local_sides(1 << 16, [true, true]);
+    let connect = Connect { timeout: 8, retry_cnt: 1, ..Connect::default() };
+    let qp = a.pd.create_qp(QpKind::Rc, &a.cq, &a.cq, QpCaps::default()).unwrap();
+    let peer = b.pd.create_qp(QpKind::Rc, &b.cq, &b.cq, QpCaps::default()).unwrap();
+    qp.connect(&peer.endpoint(), &connect).unwrap();
+    let remote = b.mr.remote_at(0);
+    drop(peer);
+    drop(b);
+    let payload = Payload::Sges(vec![a.mr.sge(0, 4096).unwrap()]);
+    qp.post_send(SendWr::new(1, SendOp::Write { remote, imm: None }, payload)).unwrap();
+    assert_eq!(a.done().status, Status::RetryExceeded);
 }

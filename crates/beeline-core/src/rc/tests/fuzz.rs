@@ -177,7 +177,7 @@ fn inject(
     if choices.chance(1) && datagram.len() > 1 {
         datagram[1] ^= choices.byte();
     }
-    seal(&path_to(to), &mut datagram);
+    seal(&path_to(to), &mut datagram, 0);
     world.inject(to, datagram);
     world.drain();
 }

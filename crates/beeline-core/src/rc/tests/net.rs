@@ -443,6 +443,10 @@ impl World {
         let MemOp { token, kind, segments, mut buffer, at: start, .. } = op;
         let mut result = Some(0);
         let mut cursor = start;
+        if kind == MemKind::Read {
+            let len: usize = segments.iter().map(|segment| segment.len as usize).sum();
+            buffer.resize(start + len, 0);
+        }
         for segment in segments.iter() {
             let len = segment.len as usize;
             let done = self.apply(at, *segment, kind, &mut buffer, cursor);
@@ -464,7 +468,7 @@ impl World {
         let len = segment.len as usize;
         let bytes = self.sides[at].regions.get_mut(&id).expect("memory freed under an access");
         match (bytes, kind) {
-            (Bytes::Broken, _) => return None,
+            (Bytes::Broken, _) | (_, MemKind::Pull) => return None,
             (Bytes::Plain(bytes), MemKind::Read) => {
                 let from = &bytes[segment.offset as usize..][..len];
                 buffer[cursor..cursor + len].copy_from_slice(from);

@@ -468,7 +468,7 @@ fn an_invalidating_send_of_the_peer_is_refused() {
     };
     let mut datagram = Vec::new();
     head.emit(4, &mut datagram);
-    seal(&super::net::path_to(1), &mut datagram);
+    seal(&super::net::path_to(1), &mut datagram, 0);
     world.inject(1, datagram);
     assert_eq!(world.statuses(1), [(7, Status::Flushed)]);
     assert_eq!(world.events(1), [Event::QpRequestError(qpn)]);
@@ -497,7 +497,7 @@ fn a_message_of_the_wrong_length_is_refused_and_not_written() {
         let mut datagram = Vec::new();
         let range = head.emit(payload as usize, &mut datagram);
         datagram[range].fill(7);
-        seal(&super::net::path_to(1), &mut datagram);
+        seal(&super::net::path_to(1), &mut datagram, 0);
         world.inject(1, datagram);
         assert!(world.sides[1].engine.poll_memory().is_none(), "{opcode} {dma_len} {payload}");
         assert_eq!(world.events(1), [Event::QpRequestError(qpn)], "{opcode} {dma_len} {payload}");
@@ -510,15 +510,14 @@ fn only_the_peer_is_heard() {
     world.send(0, write(1, local, remote, 8));
     let path = super::net::path_to(1);
     while let Some(op) = world.sides[0].engine.poll_memory() {
-        let (token, buffer) = (op.token, op.buffer);
-        world.sides[0].engine.handle_memory_done(token, buffer, Ok(0));
+        world.sides[0].engine.handle_memory_done(op.token, op.zeros(), Ok(0));
     }
     let sent = world.sides[0].engine.poll_transmit(Time::ZERO).unwrap().datagram;
     let body = &sent[..sent.len() - 4];
     let forged = |change: &dyn Fn(&mut Vec<u8>), path: crate::roce::Path| {
         let mut datagram = body.to_vec();
         change(&mut datagram);
-        seal(&path, &mut datagram);
+        seal(&path, &mut datagram, 0);
         (path, datagram)
     };
     let stranger = crate::roce::Path { src: address(7), ..path };
@@ -596,7 +595,7 @@ impl World {
         let mut sent = Vec::new();
         loop {
             while let Some(op) = self.sides[side].engine.poll_memory() {
-                self.sides[side].engine.handle_memory_done(op.token, op.buffer, Ok(0));
+                self.sides[side].engine.handle_memory_done(op.token, op.zeros(), Ok(0));
             }
             match self.sides[side].engine.poll_transmit(self.now) {
                 Some(transmit) => sent.push(transmit.datagram),
@@ -682,12 +681,12 @@ fn nothing_is_acknowledged_before_it_is_in_memory() {
     let take = |world: &mut World, side: usize| world.sides[side].engine.poll_memory();
     let op = take(&mut world, 0).unwrap();
     assert!(world.sides[0].engine.poll_transmit(world.now).is_none(), "the payload is not there");
-    world.sides[0].engine.handle_memory_done(op.token, op.buffer, Ok(0));
+    world.sides[0].engine.handle_memory_done(op.token, op.zeros(), Ok(0));
     let sent = world.sides[0].engine.poll_transmit(world.now).unwrap();
     world.inject(1, sent.datagram);
     let op = take(&mut world, 1).unwrap();
     assert!(world.sides[1].engine.poll_transmit(world.now).is_none(), "not in memory yet");
-    world.sides[1].engine.handle_memory_done(op.token, op.buffer, Ok(0));
+    world.sides[1].engine.handle_memory_done(op.token, op.zeros(), Ok(0));
     let ack = world.sides[1].engine.poll_transmit(world.now).unwrap();
     world.sides[0].engine.handle_datagram(world.now, &super::net::path_to(0), ack.datagram);
     assert_eq!(world.statuses(0), [(1, Status::Success)]);
@@ -726,7 +725,7 @@ fn a_flush_waits_for_the_memory_under_way() {
             world.inject(1, sent.datagram);
         }
         while let Some(op) = world.sides[1].engine.poll_memory() {
-            world.sides[1].engine.handle_memory_done(op.token, op.buffer, Ok(0));
+            world.sides[1].engine.handle_memory_done(op.token, op.zeros(), Ok(0));
         }
     };
     deliver(&mut world);
@@ -737,7 +736,7 @@ fn a_flush_waits_for_the_memory_under_way() {
     let qpn = world.sides[0].qpn;
     world.sides[0].engine.modify_qp(qpn, QpState::Err, &Default::default()).unwrap();
     assert_eq!(world.statuses(0), [], "a response is on its way into the buffer");
-    world.sides[0].engine.handle_memory_done(op.token, op.buffer, Ok(0));
+    world.sides[0].engine.handle_memory_done(op.token, op.zeros(), Ok(0));
     assert_eq!(world.statuses(0), [(1, Status::Flushed)]);
 }
 
@@ -769,7 +768,7 @@ fn a_queue_pair_destroyed_under_way_leaves_its_memory_pinned() {
     side.engine.destroy_qp(side.qpn).unwrap();
     let busy = DeregisterError::Busy { lkey: local.lkey, posted: 0, in_flight: 1 };
     assert_eq!(side.engine.deregister(side.pd, local.lkey), Err(busy));
-    side.engine.handle_memory_done(op.token, op.buffer, Ok(0));
+    side.engine.handle_memory_done(op.token, op.zeros(), Ok(0));
     assert_eq!(side.engine.deregister(side.pd, local.lkey), Ok(()));
     assert!(side.engine.poll_transmit(Time::ZERO).is_none());
 }
@@ -841,7 +840,7 @@ fn an_ack_never_names_a_read() {
     let mut sent = Vec::new();
     for _ in 0..2 {
         while let Some(op) = world.sides[0].engine.poll_memory() {
-            world.sides[0].engine.handle_memory_done(op.token, op.buffer, Ok(0));
+            world.sides[0].engine.handle_memory_done(op.token, op.zeros(), Ok(0));
         }
         sent.push(world.sides[0].engine.poll_transmit(world.now).unwrap().datagram);
     }
@@ -852,7 +851,7 @@ fn an_ack_never_names_a_read() {
     let mut acks = Vec::new();
     loop {
         while let Some(op) = world.sides[1].engine.poll_memory() {
-            world.sides[1].engine.handle_memory_done(op.token, op.buffer, Ok(0));
+            world.sides[1].engine.handle_memory_done(op.token, op.zeros(), Ok(0));
         }
         let Some(answer) = world.sides[1].engine.poll_transmit(world.now) else { break };
         let packet = crate::roce::Packet::parse(&answer.datagram).unwrap();

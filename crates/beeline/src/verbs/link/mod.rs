@@ -1,8 +1,10 @@
 //! Links: what carries a software NIC's datagrams.
 
 mod fault;
+mod local;
 mod pair;
 mod pcap;
+mod ring;
 mod udp;
 
 use std::collections::VecDeque;
@@ -15,6 +17,7 @@ use beeline_core::roce::{Path, Strength};
 
 pub(super) use fault::FaultLink;
 pub use fault::Faults;
+pub(super) use local::LocalLink;
 pub(super) use pair::PairLink;
 pub(super) use pcap::Pcap;
 pub(super) use udp::UdpLink;
@@ -34,6 +37,9 @@ pub enum LinkKind {
     Raw,
     /// Two NICs of one process, joined in memory.
     Pair,
+    /// Two processes of one host, joined by memory they share; the payload of shareable memory moves
+    /// straight from the one's to the other's.
+    Local,
 }
 
 /// A link and what stands around it.
@@ -42,6 +48,7 @@ pub(super) enum Link {
     Udp(UdpLink),
     Pair(PairLink),
     Fault(Box<FaultLink>),
+    Local(LocalLink),
 }
 
 /// A datagram that came in.
@@ -56,6 +63,7 @@ impl Link {
         match self {
             Self::Udp(link) => link.kind(),
             Self::Pair(_) => LinkKind::Pair,
+            Self::Local(_) => LinkKind::Local,
             Self::Fault(link) => link.inner.kind(),
         }
     }
@@ -74,6 +82,7 @@ impl Link {
         match self {
             Self::Udp(link) => link.send(queue, sent),
             Self::Pair(link) => link.send(queue),
+            Self::Local(link) => link.send(queue, sent),
             Self::Fault(link) => link.send(queue, sent),
         }
     }
@@ -83,6 +92,7 @@ impl Link {
         match self {
             Self::Udp(link) => link.receive(spare, arrivals),
             Self::Pair(link) => link.receive(arrivals),
+            Self::Local(link) => link.receive(spare, arrivals),
             Self::Fault(link) => link.inner.receive(spare, arrivals),
         }
     }
@@ -92,6 +102,7 @@ impl Link {
         match self {
             Self::Udp(link) => link.fd(),
             Self::Pair(link) => link.fd(),
+            Self::Local(link) => link.fd(),
             Self::Fault(link) => link.inner.fd(),
         }
     }
@@ -100,7 +111,18 @@ impl Link {
     pub(super) fn due(&self) -> Option<Instant> {
         match self {
             Self::Fault(link) => link.due(),
+            Self::Local(link) => link.due(),
             _ => None,
+        }
+    }
+
+    /// Tells the link that a thread is about to wait for [`fd`](Self::fd), or has waited. Answers
+    /// whether something is there already, so that it must not wait.
+    pub(super) fn set_sleeping(&self, sleeping: bool) -> bool {
+        match self {
+            Self::Local(link) => link.set_sleeping(sleeping),
+            // The kernel, or the sender's lock, sees to it.
+            _ => false,
         }
     }
 }

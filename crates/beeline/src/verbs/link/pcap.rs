@@ -64,7 +64,7 @@ fn headers(path: &Path, payload: usize) -> Vec<u8> {
             };
             let identification = match path.identification {
                 Identification::Known(identification) => identification,
-                Identification::Hidden => 0,
+                Identification::Hidden | Identification::Absent => 0,
             };
             bytes.extend_from_slice(&[0x45, 0]);
             bytes.extend_from_slice(&udp_len.wrapping_add(20).to_be_bytes());

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use beeline_core::rc::Transmit;
 use beeline_core::roce::{Identification, Path, UDP_PORT};
-use beeline_sys::net::{Outgoing, RawUdpSocket, Received, UdpSocket};
+use beeline_sys::net::{Headers, Outgoing, RawUdpSocket, Received, UdpSocket};
 
 use super::{Arrival, BATCH, LinkKind};
 use crate::error::{Error, Kind, Result};
@@ -15,8 +15,7 @@ use crate::error::{Error, Kind, Result};
 /// Asked of the kernel for each direction; it gives what it allows.
 const SOCKET_BYTES: usize = 8 << 20;
 
-/// Bytes of an IPv4 header without options, and of a UDP header.
-const IPV4_LEN: usize = 20;
+/// Bytes of a UDP header.
 const UDP_LEN: usize = 8;
 
 #[derive(Debug)]
@@ -85,16 +84,17 @@ impl UdpLink {
 
     pub(super) fn receive(&mut self, spare: &mut Vec<Vec<u8>>, arrivals: &mut Vec<Arrival>) {
         let mut metas: [Option<Received>; BATCH] = [None; BATCH];
+        let mut heads: [Headers; BATCH] = [[0; size_of::<Headers>()]; BATCH];
         let received = match &self.raw {
-            Some(raw) => raw.receive(spare, &mut metas),
+            Some(raw) => raw.receive(spare, &mut metas, &mut heads),
             None => self.socket.receive(spare, &mut metas),
         };
         // EAGAIN, or an ICMP error about something sent earlier: nothing has arrived.
         let count = received.unwrap_or(0).min(spare.len());
-        for (datagram, meta) in spare.drain(..count).zip(metas) {
+        for ((datagram, meta), head) in spare.drain(..count).zip(metas).zip(&heads) {
             let Some(meta) = meta.filter(|meta| !meta.truncated) else { continue };
             let arrival = match &self.raw {
-                Some(_) => unwrap_ipv4(self.local, datagram),
+                Some(_) => unwrap_ipv4(self.local, head, datagram),
                 None => Some(Arrival {
                     path: Path {
                         src: meta.from.ip(),
@@ -135,13 +135,12 @@ fn bind_error(local: IpAddr, error: io::Error) -> Error {
     .because(error)
 }
 
-/// Takes the IPv4 and UDP headers off a packet. A packet with IP options is no RoCEv2 packet
-/// (IBA A17.3.1), a fragment neither.
-fn unwrap_ipv4(local: IpAddr, mut packet: Vec<u8>) -> Option<Arrival> {
-    let head = packet.first_chunk::<{ IPV4_LEN + UDP_LEN }>()?;
+/// What the IPv4 and UDP headers of a packet say, whose rest is `datagram`. A packet with IP options is
+/// no RoCEv2 packet (IBA A17.3.1), a fragment neither.
+fn unwrap_ipv4(local: IpAddr, head: &Headers, mut datagram: Vec<u8>) -> Option<Arrival> {
     let half = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
     let plain = head[0] == 0x45 && half(6) == 0x4000;
-    let udp_len = usize::from(half(24));
+    let len = usize::from(half(24)).checked_sub(UDP_LEN)?;
     let src = Ipv4Addr::new(head[12], head[13], head[14], head[15]);
     let path = Path {
         src: IpAddr::V4(src),
@@ -149,12 +148,11 @@ fn unwrap_ipv4(local: IpAddr, mut packet: Vec<u8>) -> Option<Arrival> {
         src_port: half(20),
         identification: Identification::Known(half(4)),
     };
-    if !plain || udp_len < UDP_LEN || packet.len() < IPV4_LEN + udp_len {
+    if !plain || datagram.len() < len {
         return None;
     }
-    packet.truncate(IPV4_LEN + udp_len);
-    packet.drain(..IPV4_LEN + UDP_LEN);
-    Some(Arrival { path, datagram: packet })
+    datagram.truncate(len);
+    Some(Arrival { path, datagram })
 }
 
 #[cfg(test)]
@@ -164,21 +162,21 @@ mod tests {
     #[test]
     fn only_whole_plain_packets_are_unwrapped() {
         let local = IpAddr::from([127, 0, 0, 1]);
-        let mut packet = vec![0; 40];
-        packet[..8].copy_from_slice(&[0x45, 0, 0, 40, 0x12, 0x34, 0x40, 0]);
-        packet[12..16].copy_from_slice(&[10, 0, 0, 9]);
-        packet[20..26].copy_from_slice(&[0xc0, 1, 0x12, 0xb7, 0, 18]);
-        packet[28] = 7;
-        let arrival = unwrap_ipv4(local, packet.clone()).unwrap();
+        let mut head = [0; size_of::<Headers>()];
+        head[..8].copy_from_slice(&[0x45, 0, 0, 40, 0x12, 0x34, 0x40, 0]);
+        head[12..16].copy_from_slice(&[10, 0, 0, 9]);
+        head[20..26].copy_from_slice(&[0xc0, 1, 0x12, 0xb7, 0, 18]);
+        let rest = || vec![7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2];
+        let arrival = unwrap_ipv4(local, &head, rest()).unwrap();
         assert_eq!(arrival.datagram, [7, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(arrival.path.src, IpAddr::from([10, 0, 0, 9]));
         assert_eq!((arrival.path.src_port, arrival.path.dst), (0xc001, local));
         assert_eq!(arrival.path.identification, Identification::Known(0x1234));
         for (at, value) in [(0, 0x46), (6, 0x20), (7, 1), (25, 7), (25, 21)] {
-            let mut bad = packet.clone();
+            let mut bad = head;
             bad[at] = value;
-            assert!(unwrap_ipv4(local, bad).is_none(), "byte {at} = {value}");
+            assert!(unwrap_ipv4(local, &bad, rest()).is_none(), "byte {at} = {value}");
         }
-        assert!(unwrap_ipv4(local, packet[..27].to_vec()).is_none());
+        assert!(unwrap_ipv4(local, &head, vec![7; 9]).is_none());
     }
 }

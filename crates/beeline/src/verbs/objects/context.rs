@@ -122,6 +122,9 @@ impl Context {
     pub fn resolved(&self) -> Resolved {
         let shared = &self.soft.shared;
         let why = match (shared.kind, shared.strength) {
+            (LinkKind::Local, _) => {
+                "both processes share memory: nothing on the way can change a packet"
+            }
             (LinkKind::Pair, _) => "both NICs are in this process",
             (LinkKind::Raw, _) => "the raw socket shows the IP header: the full packet check",
             (LinkKind::Udp, Strength::Full) => "IPv6 has no identification to hide",

@@ -1,0 +1,106 @@
+//! `beeline rdma`: a server and clients as processes of their own.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Stdio};
+
+use super::support::{Run, beeline, command, folder};
+
+/// A server, and what it listens on.
+struct Server {
+    child: Child,
+    at: String,
+}
+
+impl Server {
+    fn start(args: &[&str]) -> Self {
+        let mut command = command();
+        command.args(["rdma", "serve"]).args(args);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::with_capacity(1, child.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let at = line.trim().rsplit(' ').next().unwrap().to_owned();
+        assert!(line.contains("listening on"), "{line}");
+        Self { child, at }
+    }
+
+    fn port(&self) -> &str {
+        self.at.rsplit(':').next().unwrap()
+    }
+
+    fn end(self) -> Run {
+        self.child.wait_with_output().unwrap().into()
+    }
+}
+
+/// Loopback addresses of this process: each NIC needs one of its own.
+fn address(n: u8) -> String {
+    let process = std::process::id();
+    format!("127.{}.{}.{n}", process / 250 % 200 + 30, process % 250)
+}
+
+#[test]
+fn two_processes_share_memory() {
+    let folder = folder();
+    let socket = folder.path().join("rdma.sock");
+    let socket = socket.to_str().unwrap();
+    let server = Server::start(&["--local", socket, "--count", "5", "--json"]);
+    for (what, size) in [("ping", "64"), ("write", "1"), ("read", "70000"), ("bw", "1M")] {
+        let args = ["rdma", what, "--local", socket, "--size", size, "-n", "50", "--json"];
+        let json = beeline(&args).ok().json();
+        assert_eq!(json["command"], format!("rdma {what}"));
+        assert_eq!((&json["link"], &json["compared"]), (&"local".into(), &true.into()), "{json}");
+        let result = &json["results"][0];
+        let key = if what == "bw" { "gb_per_s" } else { "us_typical" };
+        assert!(result[key].as_f64().unwrap() > 0.0, "{json}");
+    }
+    let text = beeline(&["rdma", "write", "--local", socket, "-n", "5"]).ok().stdout;
+    assert!(text.contains("t_typical us") && text.contains("all bytes equal"), "{text}");
+    let run = server.end().ok();
+    assert_eq!((run.json()["served"].as_u64(), run.json()["failed"].as_u64()), (Some(5), Some(0)));
+    assert!(!Path::new(socket).exists(), "the socket is removed");
+}
+
+#[test]
+fn packets_between_two_addresses_leave_a_trace() {
+    let (here, there) = (address(2), address(3));
+    let folder = folder();
+    let trace = folder.path().join("trace.pcap");
+    let server = Server::start(&["--bind", &there, "--port", "0", "--link", "udp", "--count", "3"]);
+    let port = server.port().to_owned();
+    let run = |what, more: &[&str]| {
+        let args = ["rdma", what, &there, "--from", &here, "--port", &port, "--link", "udp"];
+        let args: Vec<&str> = args.iter().chain(more).copied().collect();
+        beeline(&args)
+    };
+    let text = run("ping", &["-n", "20", "--pcap", trace.to_str().unwrap()]).ok().stdout;
+    assert!(text.contains("ping"), "{text}");
+    let bytes = std::fs::read(&trace).unwrap();
+    assert_eq!(bytes[..4], 0xa1b2_3c4d_u32.to_le_bytes());
+    assert!(bytes.len() > 24 + 40 * (16 + 28 + 16), "{}", bytes.len());
+    run("bw", &["-n", "20", "--size", "100000"]).ok();
+    // More than is lent: the server says so.
+    let refused = run("write", &["--size", "128M", "--json"]);
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    assert_eq!(refused.json()["error"]["code"], "refused-by-peer");
+    let ended = server.end().ok();
+    assert!(ended.stderr.contains("--memory"), "{ended:?}");
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_is_sent() {
+    let cases: [&[&str]; 6] = [
+        &["rdma"],
+        &["rdma", "ping", "--size", "0"],
+        &["rdma", "ping", "--size", "2GiB"],
+        &["rdma", "write", "--local", "x", "--pcap", "y"],
+        &["rdma", "read", "127.0.0.1", "--local", "x"],
+        &["rdma", "bw", "-n", "0"],
+    ];
+    for args in cases {
+        assert_eq!(beeline(args).code, Some(2), "{args:?}");
+    }
+    let run = beeline(&["rdma", "ping", "--port", "1"]);
+    assert_eq!(run.code, Some(1), "{run:?}");
+    assert!(run.stderr.contains("rdma serve"), "{run:?}");
+}

@@ -1,0 +1,157 @@
+//! Two processes of one host, joined by memory that they share.
+//!
+//! Packets go through a [ring](super::ring) in each direction; those with a payload of some length only
+//! name it, where it lies in memory that the peer was given ([`Peer`]). Nothing has a name in the file
+//! system: files and wake-ups are passed over a Unix socket.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use beeline_core::rc::Transmit;
+use beeline_core::roce::{Identification, Path, UDP_PORT};
+
+use super::super::peer::{Message, Peer, receive, send};
+use super::super::soft::{eventfd, random};
+use super::ring::{Reader, Tag, Writer};
+use super::{Arrival, BATCH};
+use crate::error::{Error, Kind, Result};
+use crate::lock;
+
+/// How long the other process may take to answer.
+const GREETING: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+pub(in super::super) struct LocalLink {
+    peer: Arc<Mutex<Peer>>,
+    writer: Writer,
+    reader: Reader,
+    /// Wakes the peer; wakes this side.
+    theirs: OwnedFd,
+    ours: OwnedFd,
+    /// From the peer to here.
+    path: Path,
+}
+
+impl LocalLink {
+    /// Joins the process at the other end of `socket`, which must do the same.
+    pub(in super::super) fn join(socket: UnixStream) -> Result<Self> {
+        let io = |error| Error::io("join the process at the other end of a Unix socket", error);
+        let (writer, ring) = Writer::new().map_err(io)?;
+        let ours = eventfd()?;
+        let name = u64::from_le_bytes(random()?);
+        socket.set_nonblocking(false).map_err(io)?;
+        socket.set_read_timeout(Some(GREETING)).map_err(io)?;
+        socket.set_write_timeout(Some(GREETING)).map_err(io)?;
+        send(&socket, [name, 0], &[ring.as_fd(), ours.as_fd()]).map_err(io)?;
+        let greeting = receive(&socket).map_err(|error| {
+            io(error).remedy("the other process must join at the same time, with this version")
+        })?;
+        let Message { words: [their_name, _], fds } = greeting;
+        let Ok([ring, theirs]) = <[OwnedFd; 2]>::try_from(fds) else {
+            return Err(Error::new(Kind::Refused, "the peer gave no ring and no wake-up"));
+        };
+        if their_name == name {
+            return Err(Error::refused("a local NIC cannot be joined to itself"));
+        }
+        let reader = Reader::new(&ring).map_err(io)?;
+        socket.set_nonblocking(true).map_err(io)?;
+        let path = Path {
+            src: address(their_name),
+            dst: address(name),
+            src_port: UDP_PORT,
+            identification: Identification::Absent,
+        };
+        let peer = Arc::new(Mutex::new(Peer::new(socket)));
+        Ok(Self { peer, writer, reader, theirs, ours, path })
+    }
+
+    /// The address of this side: of meaning to the two processes only.
+    pub(in super::super) const fn local(&self) -> IpAddr {
+        self.path.dst
+    }
+
+    pub(in super::super) fn peer(&self) -> Arc<Mutex<Peer>> {
+        Arc::clone(&self.peer)
+    }
+
+    pub(super) fn send(&mut self, queue: &mut VecDeque<Transmit>, sent: &mut Vec<Vec<u8>>) -> bool {
+        let mut open = true;
+        for _ in 0..BATCH {
+            let Some(transmit) = queue.pop_front() else { break };
+            if !self.writer.push(Tag::Packet, &transmit.datagram) {
+                queue.push_front(transmit);
+                open = false;
+                break;
+            }
+            sent.push(transmit.datagram);
+        }
+        self.tell_gone();
+        if self.writer.publish() {
+            // Fails only when it is about to be woken anyway.
+            let _ = rustix::io::write(&self.theirs, &1u64.to_ne_bytes());
+        }
+        open
+    }
+
+    /// Regions that are gone, behind every packet that may name them.
+    fn tell_gone(&mut self) {
+        let mut peer = lock(&self.peer);
+        while let Some(number) = peer.gone.last() {
+            if !self.writer.push(Tag::Gone, &number.to_le_bytes()) {
+                return;
+            }
+            peer.gone.pop();
+        }
+    }
+
+    pub(super) fn receive(&mut self, spare: &mut Vec<Vec<u8>>, arrivals: &mut Vec<Arrival>) {
+        if !self.reader.has_message() {
+            return;
+        }
+        for _ in 0..BATCH {
+            let mut datagram = spare.pop().unwrap_or_default();
+            datagram.clear();
+            match self.reader.pop(&mut datagram) {
+                Some(Tag::Packet) => arrivals.push(Arrival { path: self.path, datagram }),
+                Some(Tag::Gone) => {
+                    if let Ok(number) = <[u8; 8]>::try_from(datagram.as_slice()) {
+                        lock(&self.peer).forget(u64::from_le_bytes(number));
+                    }
+                    spare.push(datagram);
+                }
+                None => {
+                    spare.push(datagram);
+                    break;
+                }
+            }
+        }
+        self.reader.release();
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.ours.as_fd()
+    }
+
+    /// The thread that waits for [`fd`](Self::fd) is about to, or has. Answers whether it must not.
+    pub(super) fn set_sleeping(&self, sleeping: bool) -> bool {
+        if !sleeping {
+            let _ = rustix::io::read(&self.ours, &mut [0; 8]);
+        }
+        self.reader.set_sleeping(sleeping)
+    }
+
+    pub(super) fn due(&self) -> Option<Instant> {
+        let told = lock(&self.peer).gone.is_empty();
+        (!told).then(Instant::now)
+    }
+}
+
+/// An address of the range for private use (RFC 4193), so that it can never be one of a network.
+fn address(name: u64) -> IpAddr {
+    let [a, b, c, d, e, f, g, h] = name.to_be_bytes();
+    IpAddr::V6(Ipv6Addr::from([0xfd, b'b', b'e', b'e', 0, 0, 0, 0, a, b, c, d, e, f, g, h]))
+}

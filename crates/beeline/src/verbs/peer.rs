@@ -1,0 +1,191 @@
+//! Memory that two processes of one host let each other read.
+//!
+//! A region of [`HostMem::shareable`] memory is passed to the peer as a file descriptor over a Unix
+//! socket (`SCM_RIGHTS`, unix(7)), which maps it read-only. A packet then names bytes of it, and whoever
+//! receives the packet fetches them. So every byte is written by the process that owns it, after its own
+//! check; what a peer gains is to *read* the regions that were registered on the local link, whatever
+//! their rights.
+
+use std::collections::HashMap;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use beeline_core::rc::MemFault;
+use beeline_sys::mem::{HostMem, PeerMem};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+
+/// Regions given to the peer, and taken from it, at most. What is registered beyond goes through the
+/// ring.
+const REGIONS_MAX: usize = 4096;
+
+/// Bytes of a reference to one piece of memory: region, offset and length.
+const PIECE: usize = 24;
+
+/// First word of every message, with the version of what is said.
+const MAGIC: u64 = 0x6265_656c_696e_0001;
+
+/// Descriptors of one message at most.
+const FDS_MAX: usize = 2;
+
+/// The other process, as far as memory is concerned.
+#[derive(Debug)]
+pub(super) struct Peer {
+    socket: UnixStream,
+    next: u64,
+    given: usize,
+    taken: HashMap<u64, Arc<PeerMem>>,
+    /// Regions that are no longer registered here, to be told to the peer.
+    pub(super) gone: Vec<u64>,
+    /// The peer is gone, or said something that is not understood.
+    ended: bool,
+}
+
+/// Bytes of the peer's memory.
+#[derive(Debug)]
+pub(super) struct Piece {
+    pub(super) memory: Arc<PeerMem>,
+    pub(super) offset: u64,
+    pub(super) len: u32,
+}
+
+/// Two words and what came with them.
+pub(super) struct Message {
+    pub(super) words: [u64; 2],
+    pub(super) fds: Vec<OwnedFd>,
+}
+
+impl Peer {
+    /// `socket` is the end of a stream that the peer reads the other end of; non-blocking.
+    pub(super) fn new(socket: UnixStream) -> Self {
+        Self { socket, next: 1, given: 0, taken: HashMap::new(), gone: Vec::new(), ended: false }
+    }
+
+    /// Lets the peer read `mem`, and answers the number it is named by. `None` for memory that cannot be
+    /// shared, or where the peer does not listen: its bytes go through the ring.
+    pub(super) fn give(&mut self, mem: &HostMem) -> Option<u64> {
+        let file = mem.file()?;
+        if self.given >= REGIONS_MAX {
+            return None;
+        }
+        let number = self.next;
+        send(&self.socket, [number, mem.len()], &[file]).ok()?;
+        self.next += 1;
+        self.given += 1;
+        Some(number)
+    }
+
+    /// A region is no longer registered.
+    pub(super) fn take_back(&mut self, number: u64) {
+        self.gone.push(number);
+        self.given = self.given.saturating_sub(1);
+    }
+
+    /// The peer's region is no longer registered.
+    pub(super) fn forget(&mut self, number: u64) {
+        // It may have been given after the last message that was read.
+        self.read_messages();
+        self.taken.remove(&number);
+    }
+
+    /// The memory that a reference names.
+    pub(super) fn resolve(&mut self, reference: &[u8]) -> Result<Vec<Piece>, MemFault> {
+        let (pieces, _) = reference.as_chunks::<PIECE>();
+        pieces.iter().map(|piece| self.resolve_piece(piece)).collect()
+    }
+
+    fn resolve_piece(&mut self, piece: &[u8; PIECE]) -> Result<Piece, MemFault> {
+        let (words, _) = piece.as_chunks::<8>();
+        let [number, offset, len] = words else { return Err(MemFault) };
+        let [number, offset, len] = [*number, *offset, *len].map(u64::from_le_bytes);
+        let len = u32::try_from(len).map_err(|_| MemFault)?;
+        if !self.taken.contains_key(&number) {
+            self.read_messages();
+        }
+        let memory = Arc::clone(self.taken.get(&number).ok_or(MemFault)?);
+        Ok(Piece { memory, offset, len })
+    }
+
+    /// Takes the regions that the peer has given.
+    fn read_messages(&mut self) {
+        // The peer counts what it told to be gone as gone before this side has heard of it.
+        while !self.ended && self.taken.len() < 2 * REGIONS_MAX {
+            match receive(&self.socket) {
+                Ok(Message { words: [number, len], fds }) => {
+                    let memory = fds
+                        .first()
+                        .zip(usize::try_from(len).ok())
+                        .and_then(|(fd, len)| PeerMem::new(fd, len).ok());
+                    // What cannot be mapped is not known later: the access then fails.
+                    if let Some(memory) = memory {
+                        self.taken.insert(number, Arc::new(memory));
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => self.ended = true,
+            }
+        }
+    }
+}
+
+/// Appends a reference to `len` bytes at `offset` of a region given to the peer.
+pub(super) fn refer(buffer: &mut Vec<u8>, number: u64, offset: u64, len: u32) {
+    for word in [number, offset, u64::from(len)] {
+        buffer.extend_from_slice(&word.to_le_bytes());
+    }
+}
+
+/// Sends a message whole.
+pub(super) fn send(
+    socket: &UnixStream,
+    [first, second]: [u64; 2],
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let mut bytes = [0; 24];
+    for (into, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip([MAGIC, first, second]) {
+        *into = word.to_le_bytes();
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let flags = SendFlags::NOSIGNAL;
+    let sent = rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags)?;
+    // A message so short is never cut by the kernel; if it were, the peer would end the connection.
+    if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+}
+
+/// Receives a message whole.
+pub(super) fn receive(socket: &UnixStream) -> io::Result<Message> {
+    let mut bytes = [0; 24];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = rustix::net::recvmsg(
+        socket.as_fd(),
+        &mut [IoSliceMut::new(&mut bytes)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    let (words, _) = bytes.as_chunks::<8>();
+    let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
+    match (received.bytes, words.as_slice()) {
+        (0, _) => Err(io::ErrorKind::UnexpectedEof.into()),
+        (24, [MAGIC, first, second]) => Ok(Message { words: [*first, *second], fds }),
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the peer is no local NIC of this version",
+        )),
+    }
+}
