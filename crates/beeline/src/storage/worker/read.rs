@@ -93,9 +93,11 @@ impl Worker {
         let map = self
             .blocking(|| FileMap::new(file.buffered(), start, len))
             .map_err(|error| Error::at("map", file.path(), error))?;
-        let map = Arc::new(map);
+        // Once for all: a registration is good for every device of its kind, and a second one of the same
+        // pages is refused.
+        let first = job.devices.first().ok_or_else(lost)?;
+        let registered = first.gpu().register(Arc::new(map))?;
         Ok(self.copy_to_all(flight, &job.devices, |stream, device| {
-            let registered = device.gpu().register(Arc::clone(&map))?;
             for piece in pieces {
                 let from = chunk.span.start + piece.slot_offset - start;
                 let to = piece.device_offset;
