@@ -17,6 +17,7 @@ pub mod verbs;
 pub use beeline_core as core;
 pub use error::{Error, Result};
 
+use std::path::Path;
 use std::sync::{
     Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
 };
@@ -47,5 +48,13 @@ pub(crate) fn wait_timeout<'a, T>(
     match condvar.wait_timeout(guard, span) {
         Ok((guard, _)) => guard,
         Err(poisoned) => poisoned.into_inner().0,
+    }
+}
+
+/// The folder that holds `path`, which may be a bare name.
+pub(crate) fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
     }
 }

@@ -32,9 +32,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use beeline_core::model::index::INDEX_LEN_MAX;
 use beeline_core::model::{Header, Index, IndexError, Layout, SelectError, Selection};
 
 use crate::error::{Error, Result};
+use crate::folder_of;
 use crate::storage::File;
 
 /// One model: its files, opened, and what they hold.
@@ -66,8 +68,6 @@ impl fmt::Display for Remark {
 const INDEX_SUFFIX: &str = ".index.json";
 /// What a model file's name ends with.
 const FILE_SUFFIX: &str = ".safetensors";
-/// An index is text about tensors, never larger than the headers it stands for.
-const INDEX_BYTES_MAX: u64 = 100_000_000;
 
 impl Model {
     /// Opens a model: safetensors files, an index (`*.index.json`) with its shards beside it, or a
@@ -157,7 +157,7 @@ impl Model {
 
     fn add_index(&mut self, path: &Path) -> Result<()> {
         let file = File::open(path)?;
-        if file.size() > INDEX_BYTES_MAX {
+        if file.size() > INDEX_LEN_MAX {
             return Err(broken_index(path, IndexError::TooLarge { len: file.size() }));
         }
         let json = file.read_to_vec(0, file.size())?;
@@ -259,11 +259,4 @@ fn list(folder: &Path) -> Result<Vec<String>> {
     }
     names.sort_unstable();
     Ok(names)
-}
-
-fn folder_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        _ => Path::new("."),
-    }
 }

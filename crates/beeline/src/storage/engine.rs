@@ -1,6 +1,6 @@
 //! The engine: takes requests, keeps workers, bounds everything.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
@@ -476,16 +476,16 @@ fn plans(request: &Request, config: &Config) -> Result<Vec<Plan<StorageRoute>>> 
     let Some(gpu) = gpus.first() else { return Ok(Vec::new()) };
     let ask =
         StorageRequest { operation: request.operation, mode: request.mode, route: request.route };
-    let plan = |file: &Arc<File>| {
-        // What no byte comes from needs no route.
-        let index = request.files.iter().position(|other| Arc::ptr_eq(other, file));
-        if !request.segments.iter().any(|part| Some(part.file as usize) == index) {
+    // What no byte comes from needs no route. By number: one file may stand in the list twice.
+    let used: BTreeSet<u32> = request.segments.iter().map(|part| part.file).collect();
+    let plan = |(index, file): (usize, &Arc<File>)| {
+        if !u32::try_from(index).is_ok_and(|index| used.contains(&index)) {
             return Ok(Plan { choices: Vec::new(), rejected: Vec::new() });
         }
         let plan = file.plan_for(&gpus, ask, config.io_uring);
         if plan.choices.is_empty() { Err(no_route(file, gpu, request, plan)) } else { Ok(plan) }
     };
-    request.files.iter().map(plan).collect()
+    request.files.iter().enumerate().map(plan).collect()
 }
 
 fn no_route(file: &File, gpu: &Gpu, request: &Request, plan: Plan<StorageRoute>) -> Error {

@@ -11,6 +11,7 @@ use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags};
 
 use super::file::File;
 use crate::error::{Error, Result};
+use crate::folder_of;
 
 /// A file being written under no name, or a temporary one, that takes its name in [`Self::commit`].
 ///
@@ -229,13 +230,6 @@ fn temporary_name(target: &Path) -> PathBuf {
     name.push(kept);
     name.push(end);
     folder_of(target).join(name)
-}
-
-fn folder_of(target: &Path) -> &Path {
-    match target.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        _ => Path::new("."),
-    }
 }
 
 #[cfg(test)]

@@ -122,6 +122,21 @@ fn scattered_pieces_land_where_they_belong_and_nowhere_else() {
 }
 
 #[test]
+fn a_file_may_stand_in_a_request_twice() {
+    for gpu in devices() {
+        let engine = engine(&gpu);
+        let bytes = pattern(10, 1 << 20);
+        let file = open(&write(folders()[0].path(), "file", &bytes));
+        let buffer = gpu.alloc(1 << 20).unwrap();
+        let mut all = segment(0, 0, 1 << 20);
+        all.file = 1; // Only the second of the two is read from.
+        let request = Request::read(vec![Arc::clone(&file), file], vec![all], buffer.clone());
+        engine.run(request).unwrap();
+        assert!(contents(&gpu, &buffer) == bytes);
+    }
+}
+
+#[test]
 fn writes_leave_their_neighbours_alone() {
     for gpu in devices() {
         let engine = engine(&gpu);
