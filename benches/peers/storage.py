@@ -213,7 +213,11 @@ def compare(args):
     bench = lambda path, cache, runs, *more: run_json(
         [args.bench, "--file", path, "--to", args.to, "--once", cache, "--runs", str(runs), *more])
     peer = lambda name, path, runs, *more: run_json(me + ["--child", name, "--file", path, "--runs", str(runs), *more])
+    if "fresh" in args.only:
+        fresh(args, table, me)
     for case, folder in [("warm ext4", args.disk), ("warm tmpfs", args.shm)]:
+        if case.split()[1] not in args.only:
+            continue
         path = os.path.join(folder, "beeline-peers.safetensors")
         make(path, args.gib, 1)
         warm(path)
@@ -227,12 +231,32 @@ def compare(args):
                 best = max(filter(None, [best, got]), default=None)
         table.guard(case, "beeline", lambda: (bench(path, "warm", args.runs),))
         table.guard(case, "beeline mapped", lambda: (bench(path, "warm", args.runs, "--route", "mapped-page-cache"),))
+        if args.mapped and case == "warm ext4":
+            table.guard(case, "bare registered loop", lambda: mapped(args, path))
+        memory(args, path)
         if best:
             print(f"{case:<12} kvikio at its best: {best:.2f} GB/s", flush=True)
         os.unlink(path)
-    cold(args, table, bench, peer)
-    fresh(args, table, me)
+    if "cold" in args.only:
+        cold(args, table, bench, peer)
     return table
+
+
+def mapped(args, path):
+    """The bare loop that registers page cache ahead of its copies; its best chunk and depth."""
+    best = max((run_json([args.mapped, path, str(chunk), str(depth), str(args.runs)])
+                for chunk in (16, 64, 256) for depth in (2, 4)),
+               key=lambda runs: statistics.median(r["bytes"] / r["seconds"] for r in runs))
+    return best, best[0]["note"]
+
+
+def memory(args, path):
+    """What a load takes beyond the data, and what it leaves behind."""
+    try:
+        got = run_json([args.bench, "--file", path, "--to", args.to, "--memory"])[0]
+        print("memory       " + ", ".join(f"{k.replace('_', ' ')} {v / 2**20:.1f} MiB" for k, v in got.items()), flush=True)
+    except Exception as error:
+        print(f"memory       skipped: {str(error)[:160]}", flush=True)
 
 
 def cold(args, table, bench, peer):
@@ -326,6 +350,8 @@ def main():
     p.add_argument("--out", default=".")
     p.add_argument("--kvikio-threads", type=lambda s: [int(x) for x in s.split(",")], default=[8, 16, 32])
     p.add_argument("--kvikio-tasks", type=lambda s: [int(x) << 20 for x in s.split(",")], default=[4 << 20, 16 << 20])
+    p.add_argument("--only", type=lambda s: s.split(","), default=["fresh", "ext4", "tmpfs", "cold"])
+    p.add_argument("--mapped", help="the bare registered loop: a program built from mapped.cu beside this")
     p.add_argument("--child")
     p.add_argument("--file")
     p.add_argument("--cold", action="store_true")

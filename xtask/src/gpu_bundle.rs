@@ -33,9 +33,12 @@ pub(crate) fn run(args: &[String]) -> Outcome {
         // Without strip the bundle is only larger; the check below tells.
         let _ = Command::new("strip").arg(&target).status();
     }
-    for extra in ["benches/peers/storage.py", "benches/bundle/run.sh"] {
-        let name = Path::new(extra).file_name().ok_or("a bundle file without a name")?;
-        fs::copy(root.join(extra), folder.join(name)).map_err(fail)?;
+    for extra in ["benches/peers", "benches/bundle"] {
+        for entry in fs::read_dir(root.join(extra)).map_err(fail)? {
+            let path = entry.map_err(fail)?.path();
+            let Some(name) = path.file_name().filter(|_| path.is_file()) else { continue };
+            fs::copy(&path, folder.join(name)).map_err(fail)?;
+        }
     }
     let commit = output(Command::new("git").args(["rev-parse", "HEAD"]).current_dir(&root))?;
     fs::write(folder.join("COMMIT"), commit).map_err(fail)?;
