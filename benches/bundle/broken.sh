@@ -34,7 +34,7 @@ if command -v gcc >/dev/null; then
     dir=$(mktemp -d)
     echo 'int cuInit(unsigned f){return 803;} int cuDriverGetVersion(int*v){*v=13000;return 0;}' >$dir/a.c
     gcc -shared -fPIC -Wl,-soname,libcuda.so.1 $dir/a.c -o $dir/libcuda.so.1
-    fails "a library of another version than the module" "version|mismatch|803|symbol|lacks" env LD_LIBRARY_PATH=$dir $load
+    fails "a library of another version than the module" "version|mismatch|803|no function" env LD_LIBRARY_PATH=$dir $load
     rm -r $dir
 fi
 fails "out of memory" "memory" python3 - "$file" <<'P'

@@ -27,6 +27,9 @@ pub(crate) fn run(args: &[String]) -> Outcome {
         fs::remove_dir_all(&folder).map_err(fail)?;
     }
     fs::create_dir_all(&folder).map_err(fail)?;
+    // First, so that a run that ends early leaves what the next one knows to be a bundle.
+    let commit = output(Command::new("git").args(["rev-parse", "HEAD"]).current_dir(&root))?;
+    fs::write(folder.join("COMMIT"), commit).map_err(fail)?;
     for (name, binary) in binaries()? {
         let target = folder.join(&name);
         fs::copy(&binary, &target).map_err(fail)?;
@@ -40,8 +43,6 @@ pub(crate) fn run(args: &[String]) -> Outcome {
             fs::copy(&path, folder.join(name)).map_err(fail)?;
         }
     }
-    let commit = output(Command::new("git").args(["rev-parse", "HEAD"]).current_dir(&root))?;
-    fs::write(folder.join("COMMIT"), commit).map_err(fail)?;
     check_size(&folder)
 }
 
