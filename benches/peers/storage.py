@@ -234,8 +234,8 @@ def compare(args):
         if args.mapped and case == "warm ext4":
             table.guard(case, "bare registered loop", lambda: mapped(args, path))
         memory(args, path)
-        for name in ["safetensors.torch", "fastsafetensors", "runai streamer"]:
-            table.guard(case, name, lambda: (peer(name, path, args.runs),))
+        for name in args.peers:
+            table.guard(case, name, lambda: (peer(name, path, min(args.runs, 3)),))
         if best:
             print(f"{case:<12} kvikio at its best: {best:.2f} GB/s", flush=True)
         os.unlink(path)
@@ -276,7 +276,7 @@ def cold(args, table, bench, peer):
     raw = lambda: run_json([args.bench, "--file", path, "--to", args.to, "--raw", "--runs", "1"])
     table.guard("cold ext4", "raw O_DIRECT depth 32", lambda: new_file_each(raw))
     table.guard("cold ext4", "beeline", lambda: new_file_each(lambda: bench(path, "cold", 1)))
-    for name in ["safetensors.torch", "fastsafetensors", "kvikio", "runai streamer"]:
+    for name in ["kvikio", *args.peers]:
         table.guard("cold ext4", name, lambda: new_file_each(lambda: peer(name, path, 1, "--cold")))
     table.guard("cold ext4", "raw O_DIRECT depth 32, again", lambda: new_file_each(raw))
 
@@ -301,7 +301,7 @@ def fresh(args, table, me):
 
     table.guard("fresh 1 GiB", "context creation alone", lambda: timed([args.bench, "--to", args.to, "--context-only"]))
     table.guard("fresh 1 GiB", "beeline load", lambda: timed([args.beeline, "load", path, "--to", args.to]))
-    for name in ["safetensors.torch", "fastsafetensors", "kvikio", "runai streamer"]:
+    for name in args.fresh_peers:
         table.guard("fresh 1 GiB", name, lambda: timed(me + ["--child", name, "--file", path, "--runs", "1"]))
     os.unlink(path)
 
@@ -352,6 +352,10 @@ def main():
     p.add_argument("--out", default=".")
     p.add_argument("--kvikio-threads", type=lambda s: [int(x) for x in s.split(",")], default=[8, 16, 32])
     p.add_argument("--kvikio-tasks", type=lambda s: [int(x) << 20 for x in s.split(",")], default=[4 << 20, 16 << 20])
+    names = lambda s: [name for name in s.split(",") if name]
+    others = ["safetensors.torch", "fastsafetensors", "runai streamer"]
+    p.add_argument("--peers", type=names, default=others, help="loaders beside kvikio")
+    p.add_argument("--fresh-peers", type=names, default=["kvikio", *others], help="loaders timed from process start")
     p.add_argument("--only", type=lambda s: s.split(","), default=["fresh", "ext4", "tmpfs", "cold"])
     p.add_argument("--mapped", help="the bare registered loop: a program built from mapped.cu beside this")
     p.add_argument("--child")
