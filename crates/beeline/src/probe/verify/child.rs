@@ -19,7 +19,7 @@ use crate::storage::{Engine, File, Request as FileRequest};
 /// Longest request that is read, in bytes.
 const REQUEST_BYTES_MAX: u64 = 64 << 10;
 /// What a bandwidth is measured over: copies of about this long together, and their number.
-const MEASURED: Duration = Duration::from_millis(50);
+const MEASURED: Duration = Duration::from_millis(100);
 const COPIES_MIN: u32 = 4;
 const COPIES_MAX: u32 = 400;
 /// Bytes compared at once.
