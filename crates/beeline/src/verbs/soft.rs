@@ -86,6 +86,8 @@ pub(super) struct Core {
     link_full: bool,
     /// There was more to do than one turn allows.
     more: bool,
+    /// The last round of a caller who polls may have left something to send.
+    pending: bool,
     spare: Vec<Vec<u8>>,
     arrivals: Vec<Arrival>,
     sent: Vec<Vec<u8>>,
@@ -123,6 +125,7 @@ impl Soft {
                 out: VecDeque::new(),
                 link_full: false,
                 more: false,
+                pending: false,
                 spare: Vec::new(),
                 arrivals: Vec::new(),
                 sent: Vec::new(),
@@ -164,6 +167,17 @@ impl Shared {
         answer
     }
 
+    /// As [`with`](Self::with), for work requests: only sends what they caused. What arrives is for whoever
+    /// polls, or for the NIC's thread.
+    pub(super) fn post<T>(&self, work: impl FnOnce(&mut Core) -> T) -> T {
+        let mut core = lock(&self.core);
+        let answer = work(&mut core);
+        let time = self.now();
+        core.push(time, &self.events);
+        self.watch(core, time);
+        answer
+    }
+
     /// Looks for something with `find`, and where it finds nothing, moves packets and looks again. Tells
     /// the NIC's thread that the caller is polling.
     pub(super) fn poll<T>(&self, mut find: impl FnMut(&mut Core) -> Option<T>) -> Option<T> {
@@ -175,7 +189,7 @@ impl Shared {
             self.idle_since.store(0, Ordering::Relaxed);
             return Some(found);
         }
-        let moved = core.drive(time, self.start, &self.events);
+        let moved = core.turn(time, &self.events);
         let found = find(&mut core);
         self.watch(core, time);
         self.idle(time, !moved && found.is_none());
@@ -231,7 +245,10 @@ impl Shared {
                 if !polling {
                     core.drive(now, self.start, &self.events);
                 }
-                let due = core.due(self.start, self.now());
+                let now = self.now();
+                let due = core.due(self.start, now);
+                let look = polling.then(|| now + POLLING);
+                let due = [due, look].into_iter().flatten().min();
                 // Under the lock, so that whoever changes a clock next compares with this.
                 let until = due.map_or(u64::MAX, Time::as_nanos);
                 self.sleeps_until.store(until, Ordering::Release);
@@ -241,7 +258,6 @@ impl Shared {
             if !polling && lock(&self.core).link.set_sleeping(true) {
                 continue;
             }
-            let wait = if polling { Some(wait.map_or(POLLING, |w| w.min(POLLING))) } else { wait };
             self.sleep(wait, !polling);
             self.sleeps_until.store(0, Ordering::Release);
             if !polling {
@@ -267,10 +283,10 @@ impl Shared {
 
 impl Core {
     /// Moves packets, memory and clocks until there is nothing to do, or for a bounded while, from `time`
-    /// on. Answers whether there was anything to move.
-    fn drive(&mut self, mut time: Time, start: Instant, events: &OwnedFd) -> bool {
+    /// on.
+    fn drive(&mut self, mut time: Time, start: Instant, events: &OwnedFd) {
         self.more = true;
-        let mut moved = false;
+        self.pending = false;
         for _ in 0..ROUNDS_MAX {
             let mut busy = self.receive(time);
             if self.engine.poll_timeout().is_some_and(|due| due <= time) {
@@ -282,12 +298,41 @@ impl Core {
                 self.more = false;
                 break;
             }
-            moved = true;
             time = now(start);
         }
         self.route_events(events);
         self.bury();
-        moved
+    }
+
+    /// One round for a caller who polls: sends what the round before left, then takes what has arrived.
+    /// What that causes waits for the next round, so that the caller sees what came without waiting for
+    /// an ACK to be sent, and the ACK goes out with what the caller sends in return. The NIC's thread
+    /// sends it where no next round comes.
+    fn turn(&mut self, time: Time, events: &OwnedFd) -> bool {
+        let sent = self.send(time);
+        let received = self.receive(time);
+        let late = self.engine.poll_timeout().is_some_and(|due| due <= time);
+        if late {
+            self.engine.handle_timeout(time);
+        }
+        self.run_memory();
+        self.route_events(events);
+        self.bury();
+        self.pending = sent || received || late;
+        self.pending
+    }
+
+    /// Sends what there is, for a bounded while.
+    fn push(&mut self, time: Time, events: &OwnedFd) {
+        self.run_memory();
+        self.more = true;
+        for _ in 0..ROUNDS_MAX {
+            if !self.send(time) {
+                self.more = false;
+                break;
+            }
+        }
+        self.route_events(events);
     }
 
     fn receive(&mut self, time: Time) -> bool {
@@ -403,7 +448,9 @@ impl Core {
         let retry = self.link_full.then(|| time + LINK_RETRY);
         // Nothing else would tell: what is left may be packets to send, with no clock set for them.
         let more = self.more.then_some(time);
-        [self.engine.poll_timeout(), of_link, retry, more].into_iter().flatten().min()
+        // Whoever polls will most likely do so again before.
+        let pending = self.pending.then(|| time + POLLING);
+        [self.engine.poll_timeout(), of_link, retry, more, pending].into_iter().flatten().min()
     }
 }
 
