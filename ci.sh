@@ -3,7 +3,7 @@
 #
 #   ./ci.sh          all of it
 #   ./ci.sh quick    format, lints, unit tests
-#   ./ci.sh STEP..   single steps: fmt clippy test doc aarch64 fuzz licences
+#   ./ci.sh STEP..   single steps: fmt clippy test doc aarch64 fuzz licences rig sanitize
 #
 # Needs a Rust toolchain and a C linker. cargo-nextest is used where it is installed.
 #
@@ -60,11 +60,23 @@ step_licences() {
     cargo xtask licences
 }
 
+# The software NIC against the kernel's rdma_rxe, in a QEMU guest.
+step_rig() {
+    cargo xtask rig 2>&1 | tee target/ci-rig.log
+    grep -a '^SKIP' target/ci-rig.log >>"$skips" || true
+}
+
+# Address and thread sanitizers over the unsafe crate and over verbs; they need a nightly toolchain.
+step_sanitize() {
+    cargo xtask sanitize 2>&1 | tee target/ci-sanitize.log
+    grep -a '^SKIP' target/ci-sanitize.log >>"$skips" || true
+}
+
 main() {
     mkdir -p target
     : >"$skips"
     case "${1:-all}" in
-    all) set -- fmt clippy test doc aarch64 fuzz licences ;;
+    all) set -- fmt clippy test doc aarch64 fuzz licences rig sanitize ;;
     quick)
         cargo fmt --all --check
         cargo clippy --workspace --all-targets --locked -- -D warnings

@@ -338,8 +338,10 @@ fn client(what: &'static str, flags: &RdmaClientFlags, _: &Context) -> Result<An
     let run = Run { side: &side, remote, len, slots, iterations: flags.iterations };
     let mut answer = Answer::of(&format!("rdma {what}"));
     let resolved = nic.open().resolved();
-    answer.line("link", &format!("{:?}, {}", resolved.link, resolved.why));
+    answer.line("link", &format!("{:?}: {}", resolved.link, resolved.why.title()));
     answer.set("link", format!("{:?}", resolved.link).to_lowercase());
+    answer.set("why", resolved.why.as_str());
+    answer.set("why_text", resolved.why.title());
     answer.set("bytes", bytes);
     answer.set("iterations", flags.iterations);
     let rows = match what {

@@ -181,6 +181,7 @@ impl Nic {
 }
 
 fn start(options: SoftOptions, link: Link, mtu: Mtu) -> Result<Nic> {
+    let shared_memory = link.kind() == LinkKind::Local;
     let link = match options.faults {
         Some(faults) => Link::Fault(Box::new(FaultLink::new(link, faults))),
         None => link,
@@ -192,7 +193,7 @@ fn start(options: SoftOptions, link: Link, mtu: Mtu) -> Result<Nic> {
     let config = Config {
         mtu,
         window_packets: options.window_packets.max(2),
-        shared_memory: matches!(link, Link::Local(_)),
+        shared_memory,
         ..Config::new(options.local)
     };
     let [a, b] = [soft::random::<8>()?, soft::random::<8>()?].map(u64::from_ne_bytes);
