@@ -33,7 +33,8 @@ pub(crate) fn run(args: &[String]) -> Outcome {
         // Without strip the bundle is only larger; the check below tells.
         let _ = Command::new("strip").arg(&target).status();
     }
-    for extra in ["benches/peers/storage.py", "benches/bundle/run.sh"] {
+    for extra in ["benches/peers/storage.py", "benches/bundle/run.sh", "benches/bundle/rdma-gpu.sh"]
+    {
         let name = Path::new(extra).file_name().ok_or("a bundle file without a name")?;
         fs::copy(root.join(extra), folder.join(name)).map_err(fail)?;
     }
@@ -47,6 +48,7 @@ fn binaries() -> Result<Vec<(String, PathBuf)>, String> {
     let mut found = Vec::new();
     for command in [
         &["build", "--package", "beeline-cli"][..],
+        &["build", "--package", "beeline", "--example", "rdma_gpu"],
         &["bench", "--no-run", "--package", "beeline", "--bench", "storage"],
         &["test", "--no-run", "--package", "beeline", "--tests"],
     ] {
@@ -65,7 +67,7 @@ fn binaries() -> Result<Vec<(String, PathBuf)>, String> {
                 && message["profile"]["test"].as_bool() == Some(true);
             let wanted = match command.first() {
                 Some(&"test") => is_test && TESTS.contains(&name.as_str()),
-                _ => name == "beeline" || name == "storage",
+                _ => ["beeline", "storage", "rdma_gpu"].contains(&name.as_str()),
             };
             if wanted {
                 let name = if is_test { format!("test-{name}") } else { name };

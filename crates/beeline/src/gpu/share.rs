@@ -130,3 +130,11 @@ impl Buffer {
         self.locate_sim(0, 0).ok().map(|(allocation, _)| allocation)
     }
 }
+
+impl Buffer {
+    /// A dma-buf of the CUDA driver's.
+    pub(crate) fn dma_buf_cuda(&self) -> Result<OwnedFd> {
+        let (memory, at) = self.locate_cuda(0, self.len())?;
+        memory.dma_buf(at, self.len())
+    }
+}

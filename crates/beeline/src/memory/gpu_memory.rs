@@ -230,7 +230,7 @@ fn hold(buffer: &Buffer) -> Result<Hold> {
     }
 }
 
-fn managed(buffer: &Buffer) -> Error {
+pub(super) fn managed(buffer: &Buffer) -> Error {
     Error::refused(format!(
         "{buffer:?} cannot be registered: it is managed memory, which the driver moves between host \
          and devices, so its pages have no lasting address"

@@ -209,6 +209,26 @@ impl Allocation {
         read_lock(&self.extents).clone()
     }
 
+    /// Those of `[at, at + len)`.
+    pub(crate) fn extents_of(&self, at: u64, len: u64) -> Vec<Extent> {
+        let extents = read_lock(&self.extents);
+        let mut found = Vec::new();
+        let mut done = 0;
+        while done < len
+            && let Some((offset, run)) = translate(&extents, at + done)
+        {
+            let step = run.min(len - done);
+            found.push(Extent { offset, len: step });
+            done += step;
+        }
+        found
+    }
+
+    /// The memory file of the device.
+    pub(crate) fn memory_file(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.device.inner.memory.as_fd()
+    }
+
     pub(super) const fn moving(&self) -> &Mutex<()> {
         &self.moving
     }
