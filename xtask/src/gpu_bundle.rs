@@ -51,6 +51,7 @@ fn binaries() -> Result<Vec<(String, PathBuf)>, String> {
     let mut found = Vec::new();
     for command in [
         &["build", "--package", "beeline-cli"][..],
+        &["build", "--package", "beeline", "--example", "rdma_gpu"],
         &["bench", "--no-run", "--package", "beeline", "--bench", "storage"],
         &["test", "--no-run", "--package", "beeline", "--tests"],
     ] {
@@ -69,7 +70,7 @@ fn binaries() -> Result<Vec<(String, PathBuf)>, String> {
                 && message["profile"]["test"].as_bool() == Some(true);
             let wanted = match command.first() {
                 Some(&"test") => is_test && TESTS.contains(&name.as_str()),
-                _ => name == "beeline" || name == "storage",
+                _ => ["beeline", "storage", "rdma_gpu"].contains(&name.as_str()),
             };
             if wanted {
                 let name = if is_test { format!("test-{name}") } else { name };

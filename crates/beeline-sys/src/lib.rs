@@ -10,6 +10,7 @@
 //! - Errors are [`std::io::Error`] with the kernel's own number; the caller adds the meaning.
 
 pub mod cuda;
+pub mod dmabuf;
 pub mod file;
 pub mod mem;
 pub mod net;

@@ -41,6 +41,11 @@ export! {
         alloc(driver()?, ptr, len, Kind::Pool)
     }
 
+    fn cuMemAllocManaged(ptr: Out<u64>, len: usize, flags: u32) {
+        if flags != 1 { return Err(Cu::INVALID_VALUE); }
+        alloc(driver()?, ptr, len, Kind::Managed)
+    }
+
     fn cuMemFree_v2(ptr: u64) {
         driver()?.current_unsafe()?;
         free(driver()?, ptr)
@@ -96,7 +101,9 @@ export! {
         let page = beeline_sys::mem::page_size() as u64;
         let whole = ptr.is_multiple_of(page) && (len as u64).is_multiple_of(page) && len > 0;
         if kind != 1 || flags != 0 || !whole { return Err(Cu::INVALID_VALUE); }
-        driver()?.objects().device_memory(ptr, len as u64)?;
+        // As the real driver: memory of a pool is not exported.
+        let kind = driver()?.objects().device_memory(ptr, len as u64)?.0.kind;
+        if !matches!(kind, Kind::Plain | Kind::Virtual) { return Err(Cu::NOT_SUPPORTED); }
         // A descriptor of the right size; the simulated device shows its pages to nobody.
         let fd = beeline_sys::mem::memfd("test-dma-buf", len as u64).map_err(|_| Cu::UNKNOWN)?;
         handle.set(std::os::fd::IntoRawFd::into_raw_fd(fd))
@@ -268,6 +275,10 @@ fn pointer_attribute(driver: &Driver, name: i32, place: *mut c_void, ptr: u64) -
             write(place, if owned { handle_of(device) } else { std::ptr::null_mut() })
         }
         2 => write(place, if memory.is_some() { 2_u32 } else { u32::from(host.is_some()) }),
+        7 => {
+            let id = memory.and_then(|(known, _)| known.buffer.allocation_id().ok().flatten());
+            write(place, id.ok_or(Cu::INVALID_VALUE)?)
+        }
         // The driver writes less than a word here, or a whole one: a caller must be ready for both.
         8 => write(place, u8::from(kind == Some(Kind::Managed))),
         9 => write(place, if memory.is_some() || host.is_some() { device as i32 } else { -2 }),

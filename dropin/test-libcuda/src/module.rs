@@ -69,11 +69,17 @@ export! {
         }
         let name = driver.objects().functions.get(&function).cloned();
         let name = name.ok_or(Cu::INVALID_HANDLE)?;
-        let first = KernelArg::Buffer(words(driver, &params, 0)?);
-        let second = match name.as_str() {
-            "add_u32" => KernelArg::Buffer(words(driver, &params, 2)?),
-            _ => KernelArg::U32(read(params.at(2)?)?),
-        };
-        stream.launch(&name, &[first, second]).map_err(|error| driver.code(index, &error))
+        let mut args = vec![KernelArg::Buffer(words(driver, &params, 0)?)];
+        match name.as_str() {
+            "add_u32" => args.push(KernelArg::Buffer(words(driver, &params, 2)?)),
+            "atomic_u64" => {
+                args.push(KernelArg::Buffer(words(driver, &params, 2)?));
+                args.push(KernelArg::U32(read(params.at(4)?)?));
+                args.push(KernelArg::U64(read(params.at(5)?)?));
+                args.push(KernelArg::U64(read(params.at(6)?)?));
+            }
+            _ => args.push(KernelArg::U32(read(params.at(2)?)?)),
+        }
+        stream.launch(&name, &args).map_err(|error| driver.code(index, &error))
     }
 }

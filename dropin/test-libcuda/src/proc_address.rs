@@ -44,6 +44,7 @@ functions! {
     "cuThreadExchangeStreamCaptureMode" 10010 cuThreadExchangeStreamCaptureMode;
     "cuMemGetInfo" 3020 cuMemGetInfo_v2;
     "cuMemAlloc" 3020 cuMemAlloc_v2;
+    "cuMemAllocManaged" 6000 cuMemAllocManaged;
     "cuMemFree" 3020 cuMemFree_v2;
     "cuMemHostRegister" 6050 cuMemHostRegister_v2;
     "cuMemHostUnregister" 4000 cuMemHostUnregister;

@@ -124,6 +124,11 @@ impl MrTable {
         Some(region.in_flight)
     }
 
+    /// Whether a region was revoked; a region that is not there any more was, too.
+    pub(crate) fn is_revoked(&self, id: RegionId) -> bool {
+        self.region(id).is_none_or(|region| region.revoked)
+    }
+
     /// Granted accesses of a region that are still under way; `None` for an unknown region.
     pub fn in_flight(&self, lkey: Lkey) -> Option<u32> {
         self.region(self.cipher.open(lkey.as_u32())).map(|region| region.in_flight)

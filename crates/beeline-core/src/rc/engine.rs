@@ -21,7 +21,7 @@ use crate::mr::{
     Secret,
 };
 use crate::roce::icrc::verify;
-use crate::roce::{Bth, Mtu, Packet, Path, Place, Qpn, Service, Strength, UDP_PORT};
+use crate::roce::{Bth, Mtu, NakCode, Packet, Path, Place, Qpn, Service, Strength, UDP_PORT};
 use crate::time::Time;
 
 use super::memory::{MemFault, MemOp, MemQueue, MemToken};
@@ -225,6 +225,8 @@ pub(super) struct Shared {
     uid: u64,
     next_object: u32,
     overrun: bool,
+    /// What a peer is told when the memory behind its request fails.
+    pub(super) fault: NakCode,
 }
 
 impl Engine {
@@ -245,6 +247,7 @@ impl Engine {
             uid: 0,
             next_object: 1,
             overrun: false,
+            fault: NakCode::REMOTE_OPERATION,
         };
         Self {
             qps: BTreeMap::new(),
@@ -575,6 +578,12 @@ impl Engine {
         result: Result<u64, MemFault>,
     ) {
         let Some(done) = self.shared.memory.finish(token, &mut self.shared.mrs) else { return };
+        // Memory that was taken away is an access that is no longer allowed; any other failure is one of
+        // this side (IBA 9.9.3, table 46).
+        self.shared.fault = match done.revoked {
+            true => NakCode::REMOTE_ACCESS,
+            false => NakCode::REMOTE_OPERATION,
+        };
         match self.qps.get_mut(&done.qp.qpn).filter(|qp| qp.uid == done.qp.uid) {
             Some(qp) => {
                 qp.on_memory(&mut self.shared, done.owner, buffer, result);

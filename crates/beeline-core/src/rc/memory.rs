@@ -207,10 +207,12 @@ impl MemQueue {
         let Pending { qpn, uid, owner, grants } = slot.pending.take()?;
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(index);
+        let mut revoked = false;
         for grant in grants.into_iter() {
+            revoked |= mrs.is_revoked(grant.segment().region);
             mrs.release(grant);
         }
-        Some(FinishedOp { qp: QpRef { qpn, uid }, owner })
+        Some(FinishedOp { qp: QpRef { qpn, uid }, owner, revoked })
     }
 }
 
@@ -218,6 +220,8 @@ impl MemQueue {
 pub(super) struct FinishedOp {
     pub(super) qp: QpRef,
     pub(super) owner: Owner,
+    /// Some of its memory was taken away meanwhile.
+    pub(super) revoked: bool,
 }
 
 /// Grants for bytes `offset..offset + len` of a scatter/gather list, all or none; `len` is above zero.

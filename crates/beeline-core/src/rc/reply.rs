@@ -350,7 +350,8 @@ impl Qp {
         if at == 0 {
             line.packets_front = seq + 1;
         }
-        self.refuse_response(shared, psn.unwrap_or_default(), NakCode::REMOTE_OPERATION);
+        let code = shared.fault;
+        self.refuse_response(shared, psn.unwrap_or_default(), code);
     }
 
     pub(super) fn next_reply(&mut self, shared: &mut Shared) -> Option<Transmit> {

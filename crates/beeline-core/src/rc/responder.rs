@@ -577,7 +577,7 @@ impl Qp {
             self.hold_receive(wqe, status);
         }
         self.resp.line.cut(seq);
-        let (msn, syndrome) = (self.resp.msn, Syndrome::Nak(NakCode::REMOTE_OPERATION));
+        let (msn, syndrome) = (self.resp.msn, Syndrome::Nak(shared.fault));
         self.resp.line.push(Reply::Ack { psn, syndrome, msn, barrier: seq });
         shared.raise(Event::QpFatal(self.qpn));
         self.enter_error(shared);

@@ -27,9 +27,13 @@ enum Backing {
     /// `cuMemAlloc`.
     Plain,
     /// `cuMemCreate`, mapped at an address of its own.
-    Virtual(#[expect(dead_code, reason = "held for its drop")] Mapping),
+    Virtual(Mapping),
     /// `cuMemAllocAsync`, from the device's default pool; freed in the same stream.
     Pool(Arc<Core>),
+    /// `cuMemAllocManaged`.
+    Managed,
+    /// `cuMemCreate` of another process, mapped here to be read.
+    Imported(#[expect(dead_code, reason = "held for its drop")] Mapping),
     /// Somebody else's, who keeps it alive at least as long as the owner lives.
     Foreign(#[expect(dead_code, reason = "held for its drop")] Arc<dyn Any + Send + Sync>),
 }
@@ -99,6 +103,45 @@ impl DeviceMem {
         Ok(Self { ptr, len, backing, context: Arc::clone(context) })
     }
 
+    /// The bytes of `mapping`, which another process allocated.
+    pub(super) fn imported(context: &Arc<Context>, mapping: Mapping, len: u64) -> Self {
+        let (ptr, context) = (mapping.ptr, Arc::clone(context));
+        Self { ptr, len, backing: Backing::Imported(mapping), context }
+    }
+
+    /// Managed memory, allocated by the caller at `ptr`.
+    pub(super) fn managed(context: &Arc<Context>, ptr: u64, len: u64) -> Self {
+        Self::new(context, ptr, len, Backing::Managed)
+    }
+
+    /// The allocation handle of virtual memory; `None` for every other kind.
+    pub(super) const fn handle(&self) -> Option<u64> {
+        match &self.backing {
+            Backing::Virtual(mapping) => mapping.handle,
+            _ => None,
+        }
+    }
+
+    /// Bytes that the allocation takes: whole granules for virtual memory.
+    pub const fn whole_len(&self) -> u64 {
+        match &self.backing {
+            Backing::Virtual(mapping) => mapping.bytes as u64,
+            _ => self.len,
+        }
+    }
+
+    /// How the memory was allocated, in a word of the driver API.
+    pub const fn origin(&self) -> &'static str {
+        match &self.backing {
+            Backing::Plain => "cuMemAlloc",
+            Backing::Virtual(_) => "cuMemCreate",
+            Backing::Pool(_) => "cuMemAllocAsync",
+            Backing::Managed => "cuMemAllocManaged",
+            Backing::Imported(_) => "another process",
+            Backing::Foreign(_) => "foreign",
+        }
+    }
+
     fn new(context: &Arc<Context>, ptr: u64, len: u64, backing: Backing) -> Self {
         context.counters.device.fetch_add(len, Ordering::Relaxed);
         Self { ptr, len, backing, context: Arc::clone(context) }
@@ -166,11 +209,12 @@ impl Drop for DeviceMem {
     fn drop(&mut self) {
         let table = self.context.table();
         match &self.backing {
-            Backing::Foreign(_) => return,
+            Backing::Foreign(_) | Backing::Imported(_) => return,
             Backing::Virtual(_) => {}
-            Backing::Plain => {
+            Backing::Plain | Backing::Managed => {
                 if let Ok(_current) = self.context.enter() {
-                    // SAFETY: allocated by cuMemAlloc in this context, and no handle is left.
+                    // SAFETY: allocated by cuMemAlloc or cuMemAllocManaged in this context, and no
+                    // handle is left.
                     let _ = unsafe { (table.cuMemFree)(self.ptr) };
                 }
             }
@@ -193,7 +237,7 @@ impl fmt::Debug for DeviceMem {
 }
 
 /// Device memory by virtual memory management: a handle, mapped at a reserved address.
-struct Mapping {
+pub(super) struct Mapping {
     context: Arc<Context>,
     handle: Option<u64>,
     ptr: u64,
@@ -205,13 +249,9 @@ impl Mapping {
     fn new(context: &Arc<Context>, len: u64) -> Result<Self, Error> {
         const WHAT: &str = "virtual memory management";
         let table = context.table();
-        let (Some(granularity), Some(create), Some(reserve), Some(map), Some(set_access)) = (
-            table.cuMemGetAllocationGranularity,
-            table.cuMemCreate,
-            table.cuMemAddressReserve,
-            table.cuMemMap,
-            table.cuMemSetAccess,
-        ) else {
+        let (Some(granularity), Some(create)) =
+            (table.cuMemGetAllocationGranularity, table.cuMemCreate)
+        else {
             return Err(Error::Unsupported { what: WHAT });
         };
         let device = context.device();
@@ -237,6 +277,42 @@ impl Mapping {
         let result = unsafe { create(&raw mut handle, bytes, &raw const prop, 0) };
         context.check("cuMemCreate", result, values)?;
         new.handle = Some(handle);
+        new.map(MEM_ACCESS_READ_WRITE)?;
+        Ok(new)
+    }
+
+    /// Maps an allocation of another process, to be read; where the device has no read-only mappings,
+    /// to be read and written. Takes the handle over.
+    pub(super) fn of_handle(
+        context: &Arc<Context>,
+        handle: u64,
+        bytes: usize,
+    ) -> Result<Self, Error> {
+        let mut new = Self {
+            context: Arc::clone(context),
+            handle: Some(handle),
+            ptr: 0,
+            bytes,
+            mapped: false,
+        };
+        new.map(MEM_ACCESS_READ)?;
+        Ok(new)
+    }
+
+    /// Maps the handle at an address of its own.
+    fn map(&mut self, flags: i32) -> Result<(), Error> {
+        const WHAT: &str = "virtual memory management";
+        let new = self;
+        let context = Arc::clone(&new.context);
+        let (bytes, handle) = (new.bytes, new.handle.unwrap_or(0));
+        let table = context.table();
+        let (Some(reserve), Some(map), Some(set_access)) =
+            (table.cuMemAddressReserve, table.cuMemMap, table.cuMemSetAccess)
+        else {
+            return Err(Error::Unsupported { what: WHAT });
+        };
+        let values = || format!("{bytes} bytes");
+        let _current = context.enter()?;
         // SAFETY: `new.ptr` is a place for one device pointer; no address is asked for.
         let result = unsafe { reserve(&raw mut new.ptr, bytes, 0, 0, 0) };
         context.check("cuMemAddressReserve", result, values)?;
@@ -244,12 +320,16 @@ impl Mapping {
         let result = unsafe { map(new.ptr, bytes, 0, handle, 0) };
         context.check("cuMemMap", result, values)?;
         new.mapped = true;
-        let location = MemLocation::device(device.raw());
-        let access = AccessDesc { location, flags: MEM_ACCESS_READ_WRITE };
+        let location = MemLocation::device(context.device().raw());
+        let access = AccessDesc { location, flags };
         // SAFETY: the range was mapped above; one description stands at `access`.
-        let result = unsafe { set_access(new.ptr, bytes, &raw const access, 1) };
-        context.check("cuMemSetAccess", result, values)?;
-        Ok(new)
+        let mut result = unsafe { set_access(new.ptr, bytes, &raw const access, 1) };
+        if result != CuResult::SUCCESS && flags == MEM_ACCESS_READ {
+            let access = AccessDesc { location, flags: MEM_ACCESS_READ_WRITE };
+            // SAFETY: as above.
+            result = unsafe { set_access(new.ptr, bytes, &raw const access, 1) };
+        }
+        context.check("cuMemSetAccess", result, values)
     }
 }
 

@@ -76,6 +76,28 @@ pub const BASIC: Ptx = unsafe {
     )
 };
 
+const ATOMIC_TEXT: &CStr =
+    match CStr::from_bytes_with_nul(concat!(include_str!("atomic.ptx"), "\0").as_bytes()) {
+        Ok(text) => text,
+        Err(_) => c"",
+    };
+
+/// `atomic_u64` and `add_many_u64`: atomic operations on one word towards everything that reaches it.
+// SAFETY: atomic.ptx declares these two entries with these parameters, and each checks that the
+// memories hold at least the two words that it accesses.
+pub const ATOMIC: Ptx = unsafe {
+    Ptx::new(
+        ATOMIC_TEXT,
+        &[
+            KernelSpec {
+                name: c"atomic_u64",
+                params: &[Param::Words, Param::Words, Param::U32, Param::U64, Param::U64],
+            },
+            KernelSpec { name: c"add_many_u64", params: &[Param::Words, Param::U32] },
+        ],
+    )
+};
+
 /// An argument of a launch.
 #[derive(Clone, Copy, Debug)]
 pub enum Arg<'a> {

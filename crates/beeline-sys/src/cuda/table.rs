@@ -93,6 +93,11 @@ table! {
     optional cuMemSetAccess @ 10020 = "cuMemSetAccess" (u64, usize, *const AccessDesc, usize);
     optional cuMemAllocAsync @ 11020 = "cuMemAllocAsync" (*mut u64, usize, RawStream);
     optional cuMemFreeAsync @ 11020 = "cuMemFreeAsync" (u64, RawStream);
+    optional cuMemExportToShareableHandle @ 10020 = "cuMemExportToShareableHandle" (*mut c_void, u64, i32, u64);
+    optional cuMemImportFromShareableHandle @ 10020 = "cuMemImportFromShareableHandle" (*mut u64, *mut c_void, i32);
+    optional cuMemRetainAllocationHandle @ 11000 = "cuMemRetainAllocationHandle" (*mut u64, *mut c_void);
+    optional cuMemAllocManaged @ 6000 = "cuMemAllocManaged" (*mut u64, usize, u32);
+    optional cuFlushGPUDirectRDMAWrites @ 11030 = "cuFlushGPUDirectRDMAWrites" (i32, i32);
     optional cuMemGetHandleForAddressRange @ 11070 = "cuMemGetHandleForAddressRange" (*mut c_void, u64, usize, i32, u64);
 
     required cuMemcpyHtoDAsync @ 3020 = "cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, RawStream);

@@ -80,6 +80,8 @@ impl DeviceAttribute {
     pub const READ_ONLY_HOST_REGISTER_SUPPORTED: Self = Self(113);
     pub const MEMORY_POOLS_SUPPORTED: Self = Self(115);
     pub const GPU_DIRECT_RDMA_SUPPORTED: Self = Self(116);
+    pub const GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS: Self = Self(117);
+    pub const GPU_DIRECT_RDMA_WRITES_ORDERING: Self = Self(118);
     pub const CAN_USE_64_BIT_STREAM_MEM_OPS: Self = Self(122);
     pub const CAN_USE_STREAM_WAIT_VALUE_NOR: Self = Self(123);
     pub const DMA_BUF_SUPPORTED: Self = Self(124);
@@ -93,6 +95,7 @@ pub(super) struct PointerAttribute(pub(super) i32);
 impl PointerAttribute {
     pub(super) const CONTEXT: Self = Self(1);
     pub(super) const MEMORY_TYPE: Self = Self(2);
+    pub(super) const BUFFER_ID: Self = Self(7);
     pub(super) const IS_MANAGED: Self = Self(8);
     pub(super) const DEVICE_ORDINAL: Self = Self(9);
     pub(super) const RANGE_START_ADDR: Self = Self(11);
@@ -228,7 +231,11 @@ pub(super) struct AccessDesc {
 
 pub(super) const MEM_ALLOCATION_TYPE_PINNED: i32 = 1;
 pub(super) const MEM_HANDLE_TYPE_POSIX_FD: i32 = 1;
+pub(super) const MEM_ACCESS_READ: i32 = 1;
 pub(super) const MEM_ACCESS_READ_WRITE: i32 = 3;
+pub(super) const MEM_ATTACH_GLOBAL: u32 = 1;
+pub(super) const FLUSH_TARGET_CURRENT_CONTEXT: i32 = 0;
+pub(super) const FLUSH_SCOPE_ALL_DEVICES: i32 = 200;
 pub(super) const MEM_GRANULARITY_MINIMUM: i32 = 0;
 pub(super) const MEM_RANGE_HANDLE_DMA_BUF_FD: i32 = 1;
 pub(super) const HOST_REGISTER_PORTABLE: u32 = 0x01;

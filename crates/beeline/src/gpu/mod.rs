@@ -19,6 +19,7 @@
 mod buffer;
 mod cuda;
 mod id;
+mod share;
 pub mod sim;
 mod stream;
 
@@ -27,6 +28,7 @@ pub use buffer::{BarWindow, Buffer, PinnedMem, RegisteredMap};
 pub use cuda::CudaInfo;
 pub(crate) use cuda::driver as cuda_driver;
 pub use id::{DeviceId, DeviceUuid, PciAddr, Profile};
+pub use share::RdmaAbility;
 pub use stream::{Compare, Event, KernelArg, Stream};
 
 use std::fmt;

@@ -1,13 +1,13 @@
 //! The memory behind regions, and who carries out operations on it.
 //!
-//! Host memory is copied where the NIC runs. Everything else is carried out by a thread of its own, in
-//! order, while the NIC goes on; what depends on an operation waits for its answer.
+//! Host memory is copied where the NIC runs, and so are a few bytes through a window of a GPU. Everything
+//! else is carried out by a thread of its own ([`super::mover`]), in the order of each queue pair, while
+//! the NIC goes on; what depends on an operation waits for its answer.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex};
 
 use beeline_core::mr::{MemoryKind, RegionId};
@@ -15,8 +15,10 @@ use beeline_core::rc::{MemFault, MemKind, MemOp, MemToken};
 use beeline_core::roce::Qpn;
 use beeline_sys::mem::HostMem;
 
-use super::peer::{Peer, Piece, refer};
+use super::mover::{Job, Mover};
+use super::peer::{Peer, PeerRegion, Piece, refer};
 use crate::lock;
+use crate::memory::GpuMemory;
 
 /// Memory that the CPU does not reach by plain loads and stores.
 ///
@@ -64,6 +66,8 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
 pub enum Memory {
     /// Host memory.
     Host(Arc<HostMem>),
+    /// Memory of a GPU.
+    Gpu(Arc<GpuMemory>),
     /// Any other.
     Device(Arc<dyn DeviceMemory>),
 }
@@ -85,6 +89,7 @@ impl Memory {
     pub fn len(&self) -> u64 {
         match self {
             Self::Host(mem) => mem.len(),
+            Self::Gpu(mem) => mem.buffer().len(),
             Self::Device(mem) => mem.len(),
         }
     }
@@ -98,6 +103,7 @@ impl Memory {
     pub fn addr(&self) -> u64 {
         match self {
             Self::Host(mem) => mem.addr().as_u64(),
+            Self::Gpu(mem) => mem.buffer().ptr().as_u64(),
             Self::Device(mem) => mem.addr(),
         }
     }
@@ -106,53 +112,72 @@ impl Memory {
     pub const fn kind(&self) -> MemoryKind {
         match self {
             Self::Host(_) => MemoryKind::Host,
-            Self::Device(_) => MemoryKind::Device,
+            Self::Gpu(_) | Self::Device(_) => MemoryKind::Device,
         }
     }
 
     pub(super) fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), MemFault> {
         match self {
             Self::Host(mem) => mem.read(offset, into).map_err(|_| MemFault),
+            Self::Gpu(mem) => mem.read(offset, into).map_err(|_| MemFault),
             Self::Device(mem) => mem.read(offset, into),
         }
     }
 
+    /// Whether `len` bytes are accessed at once by the thread that runs the NIC: nothing is waited for.
+    fn is_at_once(&self, len: u32) -> bool {
+        match self {
+            Self::Host(_) => true,
+            Self::Gpu(mem) => mem.in_place(u64::from(len)) && !mem.may_wait(),
+            Self::Device(_) => false,
+        }
+    }
+
     /// Appends `len` bytes from `offset` on to `into`.
-    fn append_to(&self, offset: u64, len: usize, into: &mut Vec<u8>) -> Result<(), MemFault> {
+    pub(super) fn append_to(
+        &self,
+        offset: u64,
+        len: usize,
+        into: &mut Vec<u8>,
+    ) -> Result<(), MemFault> {
         match self {
             Self::Host(mem) => mem.append_to(offset, len, into).map_err(|_| MemFault),
-            Self::Device(mem) => {
+            Self::Gpu(_) | Self::Device(_) => {
                 let start = into.len();
                 into.resize(start + len, 0);
-                mem.read(offset, into.get_mut(start..).ok_or(MemFault)?)
+                self.read(offset, into.get_mut(start..).ok_or(MemFault)?)
             }
         }
     }
 
     /// Fetches bytes of the peer's memory.
-    fn pull(&self, offset: u64, piece: &Piece) -> Result<(), MemFault> {
+    pub(super) fn pull(&self, offset: u64, piece: &Piece) -> Result<(), MemFault> {
         let Piece { memory, offset: from, len } = piece;
+        // What lies on a GPU of the peer is fetched by the mover.
+        let PeerRegion::Host(memory) = &**memory else { return Err(MemFault) };
         match self {
             Self::Host(mem) => {
                 memory.copy_to(*from, mem, offset, u64::from(*len)).map_err(|_| MemFault)
             }
-            Self::Device(mem) => {
+            Self::Gpu(_) | Self::Device(_) => {
                 let mut bytes = vec![0; *len as usize];
                 memory.read(*from, &mut bytes).map_err(|_| MemFault)?;
-                mem.write(offset, &bytes)
+                self.write(offset, &bytes)
             }
         }
     }
 
-    fn write(&self, offset: u64, from: &[u8]) -> Result<(), MemFault> {
+    pub(super) fn write(&self, offset: u64, from: &[u8]) -> Result<(), MemFault> {
         match self {
             Self::Host(mem) => mem.write(offset, from).map_err(|_| MemFault),
+            Self::Gpu(mem) => mem.write(offset, from).map_err(|_| MemFault),
             Self::Device(mem) => mem.write(offset, from),
         }
     }
 
-    fn update(&self, offset: u64, change: &dyn Fn(u64) -> u64) -> Result<u64, MemFault> {
+    pub(super) fn update(&self, offset: u64, change: &dyn Fn(u64) -> u64) -> Result<u64, MemFault> {
         match self {
+            Self::Gpu(mem) => mem.update(offset, change).map_err(|_| MemFault),
             Self::Host(mem) => {
                 let word = mem.atomic_u64(offset).map_err(|_| MemFault)?;
                 let old =
@@ -172,16 +197,17 @@ pub(super) struct Memories {
     /// Operations with the mover, by queue pair: later ones of the same queue pair follow them there.
     with_mover: HashMap<Qpn, u32>,
     finished: Arc<Finished>,
-    /// On a local link: the peer, and what its regions are called that it can read.
+    /// On a local link: the peer, and what the regions are called that it can read, with where they
+    /// start in what it was given.
     peer: Option<Arc<Mutex<Peer>>>,
-    given: HashMap<RegionId, u64>,
+    given: HashMap<RegionId, (u64, u64)>,
 }
 
 /// Answers of the mover.
 #[derive(Debug)]
-struct Finished {
-    answers: Mutex<Vec<Answer>>,
-    wake: OwnedFd,
+pub(super) struct Finished {
+    pub(super) answers: Mutex<Vec<Answer>>,
+    pub(super) wake: OwnedFd,
 }
 
 #[derive(Debug)]
@@ -189,21 +215,9 @@ pub(super) struct Answer {
     pub(super) token: MemToken,
     pub(super) buffer: Vec<u8>,
     pub(super) result: Result<u64, MemFault>,
-    qpn: Qpn,
-}
-
-#[derive(Debug)]
-struct Mover {
-    jobs: Sender<Job>,
-    thread: std::thread::JoinHandle<()>,
-}
-
-/// An operation with the memory of its segments, and for [`MemKind::Pull`] where the bytes lie.
-#[derive(Debug)]
-struct Job {
-    op: MemOp,
-    memories: Vec<Option<Memory>>,
-    sources: Vec<Piece>,
+    pub(super) qpn: Qpn,
+    /// Regions whose memory was found to be gone: nothing may reach them again.
+    pub(super) gone: Vec<RegionId>,
 }
 
 /// Shorter payloads are copied into the packet: cheaper than a reference.
@@ -224,16 +238,19 @@ impl Memories {
     }
 
     pub(super) fn insert(&mut self, region: RegionId, memory: Memory) {
-        if let (Some(peer), Memory::Host(mem)) = (&self.peer, &memory)
-            && let Some(number) = lock(peer).give(mem)
-        {
-            self.given.insert(region, number);
+        let given = match (&self.peer, &memory) {
+            (Some(peer), Memory::Host(mem)) => lock(peer).give(mem).map(|number| (number, 0)),
+            (Some(peer), Memory::Gpu(mem)) => lock(peer).give_gpu(mem),
+            _ => None,
+        };
+        if let Some(given) = given {
+            self.given.insert(region, given);
         }
         self.regions.insert(region, memory);
     }
 
     pub(super) fn remove(&mut self, region: RegionId) {
-        if let (Some(peer), Some(number)) = (&self.peer, self.given.remove(&region)) {
+        if let (Some(peer), Some((number, _))) = (&self.peer, self.given.remove(&region)) {
             lock(peer).take_back(number);
         }
         self.regions.remove(&region);
@@ -248,26 +265,27 @@ impl Memories {
         let in_order = !self.with_mover.contains_key(&op.qpn);
         if in_order && let Some(len) = self.reference(&mut op) {
             let MemOp { token, buffer, qpn, .. } = op;
-            return Some(Answer { token, buffer, result: Ok(len), qpn });
+            return Some(Answer { token, buffer, result: Ok(len), qpn, gone: Vec::new() });
         }
         let Ok(sources) = self.sources(&op) else { return Some(failed(op)) };
         let memory = |region| self.regions.get(&region);
-        let on_host = op
-            .segments
-            .iter()
-            .all(|segment| matches!(memory(segment.region), Some(Memory::Host(_)) | None));
-        if on_host && in_order {
+        let local = sources.iter().all(|piece| matches!(*piece.memory, PeerRegion::Host(_)));
+        let at_once = local
+            && op.segments.iter().all(|segment| {
+                memory(segment.region).is_none_or(|memory| memory.is_at_once(segment.len))
+            });
+        if at_once && in_order {
             return Some(carry_out(op, &sources, |_, region| self.regions.get(&region)));
         }
         let memories = op.segments.iter().map(|segment| memory(segment.region).cloned()).collect();
         let qpn = op.qpn;
         match self.mover() {
-            Some(mover) => match mover.jobs.send(Job { op, memories, sources }) {
+            Some(mover) => match mover.send(Job { op, memories, sources }) {
                 Ok(()) => {
                     *self.with_mover.entry(qpn).or_default() += 1;
                     None
                 }
-                Err(refused) => Some(failed(refused.0.op)),
+                Err(refused) => Some(failed(refused.op)),
             },
             None => Some(failed(op)),
         }
@@ -281,11 +299,14 @@ impl Memories {
         }
         let start = op.buffer.len();
         for segment in op.segments.iter() {
-            let Some(number) = self.given.get(&segment.region) else {
+            let given = self.given.get(&segment.region).filter(|(number, _)| {
+                self.peer.as_ref().is_some_and(|peer| lock(peer).can_read(*number))
+            });
+            let Some((number, base)) = given else {
                 op.buffer.truncate(start);
                 return None;
             };
-            refer(&mut op.buffer, *number, segment.offset, segment.len);
+            refer(&mut op.buffer, *number, segment.offset.saturating_add(*base), segment.len);
         }
         Some(op.len() as u64)
     }
@@ -321,43 +342,19 @@ impl Memories {
     /// The mover, started when it is first needed.
     fn mover(&mut self) -> Option<&Mover> {
         if self.mover.is_none() {
-            let (jobs, inbox) = std::sync::mpsc::channel();
-            let finished = Arc::clone(&self.finished);
-            let thread = std::thread::Builder::new()
-                .name("beeline-nic-mem".into())
-                .spawn(move || move_bytes(&inbox, &finished));
-            self.mover = thread.ok().map(|thread| Mover { jobs, thread });
+            self.mover = Mover::start(&self.finished);
         }
         self.mover.as_ref()
     }
 }
 
-impl Drop for Memories {
-    fn drop(&mut self) {
-        if let Some(Mover { jobs, thread }) = self.mover.take() {
-            // Ends the thread after what it still has to do: memory must outlive operations on it.
-            drop(jobs);
-            let _ = thread.join();
-        }
-    }
-}
-
-fn move_bytes(inbox: &Receiver<Job>, finished: &Finished) {
-    // Bounded: the engine's budgets bound the operations under way.
-    while let Ok(Job { op, memories, sources }) = inbox.recv() {
-        let answer =
-            carry_out(op, &sources, |index, _| memories.get(index).and_then(Option::as_ref));
-        lock(&finished.answers).push(answer);
-        let _ = rustix::io::write(&finished.wake, &1u64.to_ne_bytes());
-    }
-}
-
-fn failed(op: MemOp) -> Answer {
-    Answer { token: op.token, buffer: op.buffer, result: Err(MemFault), qpn: op.qpn }
+pub(super) fn failed(op: MemOp) -> Answer {
+    let MemOp { token, buffer, qpn, .. } = op;
+    Answer { token, buffer, result: Err(MemFault), qpn, gone: Vec::new() }
 }
 
 /// Carries an operation out on memory that `find` names by the segment's index and region.
-fn carry_out<'a>(
+pub(super) fn carry_out<'a>(
     mut op: MemOp,
     sources: &[Piece],
     find: impl Fn(usize, RegionId) -> Option<&'a Memory>,
@@ -384,7 +381,8 @@ fn carry_out<'a>(
         result = result.and(done);
         cursor = cursor.saturating_add(len);
     }
-    Answer { token: op.token, buffer: op.buffer, result, qpn: op.qpn }
+    let MemOp { token, buffer, qpn, .. } = op;
+    Answer { token, buffer, result, qpn, gone: Vec::new() }
 }
 
 /// Bytes of the peer's memory, taken from the front.

@@ -14,12 +14,16 @@
 //! hardware. One software NIC is one local address.
 
 mod exchange;
+mod lane;
 mod link;
 mod memory;
+mod mover;
 mod objects;
 mod peer;
 mod soft;
 
+#[cfg(test)]
+mod gpu_tests;
 #[cfg(test)]
 mod tests;
 

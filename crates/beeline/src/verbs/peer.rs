@@ -5,8 +5,12 @@
 //! receives the packet fetches them. So every byte is written by the process that owns it, after its own
 //! check; what a peer gains is to *read* the regions that were registered on the local link, whatever
 //! their rights.
+//!
+//! Memory of a GPU is passed the same way, where its driver can (`cuMemCreate` memory): the peer maps the
+//! allocation for a GPU of its own and says so; only then is it named in packets. Until then, and where
+//! the two GPUs cannot reach each other, its bytes go through the ring.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,6 +24,9 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 
+use crate::gpu::{Buffer, Gpu};
+use crate::memory::GpuMemory;
+
 /// Regions given to the peer, and taken from it, at most. What is registered beyond goes through the
 /// ring.
 const REGIONS_MAX: usize = 4096;
@@ -28,7 +35,10 @@ const REGIONS_MAX: usize = 4096;
 const PIECE: usize = 24;
 
 /// First word of every message, with the version of what is said.
-const MAGIC: u64 = 0x6265_656c_696e_0001;
+const MAGIC: u64 = 0x6265_656c_696e_0002;
+
+/// Set in the number of a region that lies on a GPU.
+const ON_GPU: u64 = 1 << 63;
 
 /// Descriptors of one message at most.
 const FDS_MAX: usize = 2;
@@ -39,9 +49,18 @@ pub(super) struct Peer {
     socket: UnixStream,
     next: u64,
     given: usize,
-    taken: HashMap<u64, Arc<PeerMem>>,
-    /// Regions that are no longer registered here, to be told to the peer.
+    taken: HashMap<u64, Arc<PeerRegion>>,
+    /// Regions on a GPU that were given before this side had a GPU to map them for.
+    pending: Vec<(u64, u64, OwnedFd)>,
+    /// GPUs of this side that have memory registered.
+    gpus: Vec<Gpu>,
+    /// Regions on a GPU that the peer has mapped.
+    ready: HashSet<u64>,
+    /// What is to be told to the peer: regions that are no longer registered here, regions on a GPU
+    /// that were given to it, and regions of its that were mapped here.
     pub(super) gone: Vec<u64>,
+    pub(super) offers: Vec<u64>,
+    pub(super) mapped: Vec<u64>,
     /// The peer is gone, or said something that is not understood.
     ended: bool,
 }
@@ -49,9 +68,17 @@ pub(super) struct Peer {
 /// Bytes of the peer's memory.
 #[derive(Debug)]
 pub(super) struct Piece {
-    pub(super) memory: Arc<PeerMem>,
+    pub(super) memory: Arc<PeerRegion>,
     pub(super) offset: u64,
     pub(super) len: u32,
+}
+
+/// A region of the peer.
+#[derive(Debug)]
+pub(super) enum PeerRegion {
+    Host(PeerMem),
+    /// Mapped for one GPU of this process.
+    Gpu(Buffer),
 }
 
 /// Two words and what came with them.
@@ -63,7 +90,19 @@ pub(super) struct Message {
 impl Peer {
     /// `socket` is the end of a stream that the peer reads the other end of; non-blocking.
     pub(super) fn new(socket: UnixStream) -> Self {
-        Self { socket, next: 1, given: 0, taken: HashMap::new(), gone: Vec::new(), ended: false }
+        Self {
+            socket,
+            next: 1,
+            given: 0,
+            taken: HashMap::new(),
+            pending: Vec::new(),
+            gpus: Vec::new(),
+            ready: HashSet::new(),
+            gone: Vec::new(),
+            offers: Vec::new(),
+            mapped: Vec::new(),
+            ended: false,
+        }
     }
 
     /// Lets the peer read `mem`, and answers the number it is named by. `None` for memory that cannot be
@@ -80,8 +119,69 @@ impl Peer {
         Some(number)
     }
 
+    /// Offers the peer to map memory of a GPU. Answers the number it is named by, and where it starts in
+    /// what was given; `None` where this memory cannot be passed on.
+    ///
+    /// Memory that somebody else may free is never passed on: its bytes are checked at every access.
+    pub(super) fn give_gpu(&mut self, mem: &GpuMemory) -> Option<(u64, u64)> {
+        self.map_for(&mem.gpu());
+        if self.given >= REGIONS_MAX || mem.is_watched() || mem.is_dynamic() {
+            return None;
+        }
+        let (fd, whole, base) = mem.buffer().export()?;
+        let number = self.next | ON_GPU;
+        send(&self.socket, [number, whole], &[fd.as_fd()]).ok()?;
+        self.next += 1;
+        self.given += 1;
+        self.offers.push(number);
+        Some((number, base))
+    }
+
+    /// Memory of `gpu` is registered here: what the peer has given can be mapped for it.
+    fn map_for(&mut self, gpu: &Gpu) {
+        if gpu.as_sim().is_some() || self.gpus.iter().any(|known| known.same_device(gpu)) {
+            return;
+        }
+        self.gpus.push(gpu.clone());
+        for (number, whole, fd) in std::mem::take(&mut self.pending) {
+            self.take_gpu(number, whole, fd);
+        }
+    }
+
+    /// Maps memory that lies on a GPU of the peer.
+    fn take_gpu(&mut self, number: u64, whole: u64, fd: OwnedFd) {
+        let Some(gpu) = self.gpus.first() else {
+            if self.pending.len() < REGIONS_MAX {
+                self.pending.push((number, whole, fd));
+            }
+            return;
+        };
+        // Where it cannot be mapped the peer is told nothing, and goes on sending the bytes.
+        match gpu.import(fd, whole) {
+            Some(Ok(buffer)) => {
+                self.taken.insert(number, Arc::new(PeerRegion::Gpu(buffer)));
+                self.mapped.push(number);
+            }
+            Some(Err(error)) => tracing::info!(%error, "memory of a peer's GPU is not mapped"),
+            None => {}
+        }
+    }
+
+    /// The peer has mapped a region on a GPU.
+    pub(super) fn is_mapped(&mut self, number: u64) {
+        if self.ready.len() < 2 * REGIONS_MAX {
+            self.ready.insert(number);
+        }
+    }
+
+    /// Whether a packet may name bytes of the region given as `number`.
+    pub(super) fn can_read(&self, number: u64) -> bool {
+        number & ON_GPU == 0 || self.ready.contains(&number)
+    }
+
     /// A region is no longer registered.
     pub(super) fn take_back(&mut self, number: u64) {
+        self.ready.remove(&number);
         self.gone.push(number);
         self.given = self.given.saturating_sub(1);
     }
@@ -91,6 +191,7 @@ impl Peer {
         // It may have been given after the last message that was read.
         self.read_messages();
         self.taken.remove(&number);
+        self.pending.retain(|(known, ..)| *known != number);
     }
 
     /// The memory that a reference names.
@@ -112,10 +213,15 @@ impl Peer {
     }
 
     /// Takes the regions that the peer has given.
-    fn read_messages(&mut self) {
+    pub(super) fn read_messages(&mut self) {
         // The peer counts what it told to be gone as gone before this side has heard of it.
         while !self.ended && self.taken.len() < 2 * REGIONS_MAX {
             match receive(&self.socket) {
+                Ok(Message { words: [number, len], fds }) if number & ON_GPU != 0 => {
+                    if let Some(fd) = fds.into_iter().next() {
+                        self.take_gpu(number, len, fd);
+                    }
+                }
                 Ok(Message { words: [number, len], fds }) => {
                     let memory = fds
                         .first()
@@ -123,7 +229,7 @@ impl Peer {
                         .and_then(|(fd, len)| PeerMem::new(fd, len).ok());
                     // What cannot be mapped is not known later: the access then fails.
                     if let Some(memory) = memory {
-                        self.taken.insert(number, Arc::new(memory));
+                        self.taken.insert(number, Arc::new(PeerRegion::Host(memory)));
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,

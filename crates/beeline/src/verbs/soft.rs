@@ -353,6 +353,12 @@ impl Core {
 
     fn run_memory(&mut self) {
         for answer in self.memories.finished() {
+            // Before the answer, so that the peer hears that its access was refused.
+            for region in &answer.gone {
+                if let Some((lkey, _)) = self.regions.iter().find(|(_, known)| *known == region) {
+                    let _ = self.engine.revoke(*lkey);
+                }
+            }
             self.engine.handle_memory_done(answer.token, answer.buffer, answer.result);
         }
         while let Some(op) = self.engine.poll_memory() {

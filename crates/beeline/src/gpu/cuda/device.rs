@@ -48,6 +48,7 @@ struct DeviceInner {
     /// Made when first needed: a context costs device memory and a tenth of a second.
     context: Mutex<Option<Arc<Context>>>,
     module: Mutex<Option<Arc<Module>>>,
+    atomic: Mutex<Option<Arc<Module>>>,
 }
 
 /// How many devices the process sees.
@@ -99,8 +100,8 @@ impl Device {
             memory_bytes: handle.total_memory()?,
             cuda: Some(cuda),
         };
-        let inner =
-            DeviceInner { handle, info, context: Mutex::default(), module: Mutex::default() };
+        let (context, module, atomic) = Default::default();
+        let inner = DeviceInner { handle, info, context, module, atomic };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -254,6 +255,22 @@ impl Device {
         let loaded = Module::load(&context, beeline_sys::cuda::BASIC);
         let loaded = loaded.map_err(|error| self.failed("load the kernels", error))?;
         Ok(Arc::clone(module.insert(Arc::new(loaded))))
+    }
+
+    /// The kernels for atomic operations, compiled when they are first needed.
+    pub(super) fn atomic_module(&self) -> Result<Arc<Module>> {
+        let context = self.context()?;
+        let mut module = lock(&self.inner.atomic);
+        if let Some(module) = &*module {
+            return Ok(Arc::clone(module));
+        }
+        let loaded = Module::load(&context, beeline_sys::cuda::ATOMIC);
+        let loaded = loaded.map_err(|error| self.failed("load the atomic kernels", error))?;
+        Ok(Arc::clone(module.insert(Arc::new(loaded))))
+    }
+
+    pub(super) fn attribute(&self, attribute: DeviceAttribute) -> i32 {
+        self.inner.handle.attribute(attribute)
     }
 
     #[cold]

@@ -5,6 +5,7 @@
 
 mod device;
 mod error;
+mod share;
 mod stream;
 
 pub use device::CudaInfo;

@@ -10,6 +10,7 @@ use beeline_sys::cuda::{
 
 use super::{Device, Memory};
 use crate::error::{Error, Kind, Result};
+use crate::gpu::sim;
 use crate::gpu::stream::{Command, Compare, KernelArg, Operand};
 
 /// The largest piece that goes through other memory where the ranges of a copy overlap.
@@ -117,7 +118,11 @@ impl Stream {
     }
 
     fn launch(&self, name: &str, args: &[KernelArg]) -> Result<Result<(), CudaError>> {
-        let module = self.device.module()?;
+        let module = if sim::ATOMIC_KERNELS.contains(&name) {
+            self.device.atomic_module()?
+        } else {
+            self.device.module()?
+        };
         let Some(spec) = module.kernel(name) else {
             return Err(Error::refused(format!("there is no kernel '{name}'")));
         };

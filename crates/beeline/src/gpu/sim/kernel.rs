@@ -14,7 +14,19 @@ pub const KERNELS: &[(&str, &str)] = &[
     ("fill_u32", "(buffer, u32 value): every whole word becomes value"),
     ("iota_u32", "(buffer, u32 first): word i becomes first + i, wrapping"),
     ("add_u32", "(dst buffer, src buffer): word i of dst gains word i of src, wrapping"),
+    (
+        "atomic_u64",
+        "(buffer, old buffer, u32 op, u64 a, u64 b): the first 64-bit word gains a (op 0) or becomes b \
+         where it was a (op 1), atomically towards all that reaches it; what it was goes to old",
+    ),
+    (
+        "add_many_u64",
+        "(buffer, u32 times): the first 64-bit word gains 1 that many times, atomically",
+    ),
 ];
+
+/// Those of [`KERNELS`] that are atomic operations.
+pub(crate) const ATOMIC_KERNELS: &[&str] = &["atomic_u64", "add_many_u64"];
 
 /// A kernel whose arguments were checked when it was launched.
 pub(crate) struct Kernel {
@@ -25,6 +37,8 @@ enum Body {
     Fill(Words, u32),
     Iota(Words, u32),
     Add(Words, Words),
+    Atomic { word: Words, old: Words, swap: bool, a: u64, b: u64 },
+    AddMany(Words, u32),
 }
 
 /// Whole 32-bit words of device memory.
@@ -53,6 +67,22 @@ impl Kernel {
                 }
                 Body::Add(dst, src)
             }
+            (
+                "atomic_u64",
+                [
+                    KernelArg::Buffer(word),
+                    KernelArg::Buffer(old),
+                    KernelArg::U32(op),
+                    KernelArg::U64(a),
+                    KernelArg::U64(b),
+                ],
+            ) => {
+                let (word, old) = (Words::of_u64(word)?, Words::of_u64(old)?);
+                Body::Atomic { word, old, swap: *op != 0, a: *a, b: *b }
+            }
+            ("add_many_u64", [KernelArg::Buffer(word), KernelArg::U32(times)]) => {
+                Body::AddMany(Words::of_u64(word)?, *times)
+            }
             _ => return Err(unknown(name, args)),
         };
         Ok(Self { body })
@@ -68,6 +98,17 @@ impl Kernel {
                     word.wrapping_add(values.get(index as usize).copied().unwrap_or(0))
                 })
             }
+            Body::Atomic { word, old, swap, a, b } => {
+                let was = word.update(|old| match swap {
+                    true if old == *a => *b,
+                    true => old,
+                    false => old.wrapping_add(*a),
+                })?;
+                old.update(|_| was).map(|_| ())
+            }
+            Body::AddMany(word, times) => {
+                (0..*times).try_for_each(|_| word.update(|old| old.wrapping_add(1)).map(|_| ()))
+            }
         }
     }
 }
@@ -81,6 +122,27 @@ impl Words {
             )));
         }
         Ok(Self { memory: Arc::clone(memory), offset, count: buffer.len() / 4 })
+    }
+
+    /// Words of which the first two are an aligned 64-bit word.
+    fn of_u64(buffer: &Buffer) -> Result<Self> {
+        let words = Self::new(buffer)?;
+        if words.count < 2 || !words.offset.is_multiple_of(8) {
+            return Err(Error::refused("an atomic kernel needs 8 bytes, aligned to 8"));
+        }
+        Ok(words)
+    }
+
+    /// Changes the first 64-bit word atomically; answers what it was.
+    fn update(&self, change: impl Fn(u64) -> u64) -> Result<u64> {
+        use std::sync::atomic::Ordering::{AcqRel, Acquire};
+
+        self.memory.with(|mem| {
+            let word =
+                mem.atomic_u64(self.offset).map_err(|error| device_error(error.to_string()))?;
+            let old = word.fetch_update(AcqRel, Acquire, |old| Some(change(old)));
+            Ok(old.unwrap_or_else(|old| old))
+        })
     }
 
     fn each(&self, word: impl Fn(u64, u32) -> u32) -> Result<()> {

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::AsFd;
-use std::sync::RwLock;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, RwLock};
 
 use beeline_core::addr::{BusAddr, DevicePtr};
 use beeline_sys::mem::{Extent, HostMem, OutOfBounds, punch_hole};
 
+use super::attach::Importers;
 use super::{Counted, Device};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::RegisteredMap;
@@ -79,13 +80,20 @@ impl Pages {
 /// Simulated device memory. Freed with the last handle.
 pub struct Allocation {
     device: Device,
+    /// No other allocation of the process has it.
+    number: u64,
     mem: HostMem,
     /// Whole pages behind `mem`, in address order. Copies hold it shared, a move exclusively.
     extents: RwLock<Vec<Extent>>,
+    /// Held during a move, and by whoever attaches the memory.
+    moving: Mutex<()>,
+    importers: Mutex<Importers>,
 }
 
 impl Allocation {
     pub(super) fn new(device: &Device, len: u64) -> Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+
         let bytes = len.checked_next_multiple_of(PAGE_BYTES).ok_or_else(|| oom(device, len))?;
         // A statement of its own: the error text asks for the free bytes, under the same lock.
         let extents = lock(&device.inner.pages).take(bytes);
@@ -93,7 +101,15 @@ impl Allocation {
         match HostMem::from_extents(&device.inner.memory, &extents) {
             Ok(mem) => {
                 device.inner.allocated.fetch_add(bytes, Ordering::Relaxed);
-                Ok(Self { device: device.clone(), mem, extents: RwLock::new(extents) })
+                let number = NEXT.fetch_add(1, Ordering::Relaxed);
+                Ok(Self {
+                    device: device.clone(),
+                    number,
+                    mem,
+                    extents: RwLock::new(extents),
+                    moving: Mutex::default(),
+                    importers: Mutex::default(),
+                })
             }
             Err(error) => {
                 lock(&device.inner.pages).give(&extents);
@@ -104,6 +120,10 @@ impl Allocation {
 
     pub(in crate::gpu) const fn device(&self) -> &Device {
         &self.device
+    }
+
+    pub(in crate::gpu) const fn number(&self) -> u64 {
+        self.number
     }
 
     pub(in crate::gpu) fn ptr(&self) -> DevicePtr {
@@ -184,7 +204,43 @@ impl Allocation {
         Ok(())
     }
 
+    /// The pages behind it, in address order, as they lie now.
+    pub(super) fn extents(&self) -> Vec<Extent> {
+        read_lock(&self.extents).clone()
+    }
+
+    /// Those of `[at, at + len)`.
+    pub(crate) fn extents_of(&self, at: u64, len: u64) -> Vec<Extent> {
+        let extents = read_lock(&self.extents);
+        let mut found = Vec::new();
+        let mut done = 0;
+        while done < len
+            && let Some((offset, run)) = translate(&extents, at + done)
+        {
+            let step = run.min(len - done);
+            found.push(Extent { offset, len: step });
+            done += step;
+        }
+        found
+    }
+
+    /// The memory file of the device.
+    pub(crate) fn memory_file(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.device.inner.memory.as_fd()
+    }
+
+    pub(super) const fn moving(&self) -> &Mutex<()> {
+        &self.moving
+    }
+
+    pub(super) const fn importers(&self) -> &Mutex<Importers> {
+        &self.importers
+    }
+
     pub(super) fn relocate(&self) -> Result<()> {
+        let _one_at_a_time = lock(&self.moving);
+        // Given back at the end, when the new pages are in place and the old ones are gone.
+        let _revoked = self.revoke_all()?;
         let mut extents = write_lock(&self.extents);
         let bytes = extents.iter().map(|extent| extent.len).sum();
         let fresh = lock(&self.device.inner.pages).take(bytes);
@@ -238,7 +294,7 @@ impl<T> fmt::Debug for Counted<T> {
 }
 
 /// Where byte `at` of the allocation lies in the device's memory, and how far its run goes.
-fn translate(extents: &[Extent], at: u64) -> Option<(u64, u64)> {
+pub(super) fn translate(extents: &[Extent], at: u64) -> Option<(u64, u64)> {
     let mut skip = at;
     for extent in extents {
         if skip < extent.len {

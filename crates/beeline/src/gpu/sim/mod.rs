@@ -5,21 +5,24 @@
 //! behind it may move. Streams are threads; copies are copies by the CPU, so its bandwidth is that of
 //! host memory and every output says `simulated`.
 
+mod attach;
 mod fault;
 mod kernel;
 mod memory;
 mod stream;
 
 pub use fault::{Effect, Faults, Site};
+pub(crate) use kernel::ATOMIC_KERNELS;
 pub use kernel::KERNELS;
 pub use memory::Allocation;
 
+pub(crate) use attach::Attachment;
 pub(crate) use kernel::Kernel;
 pub(crate) use stream::{Event, Op, Place, Stream};
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use beeline_sys::mem::{FileMap, HostMem, memfd};
 
@@ -41,6 +44,8 @@ struct DeviceInner {
     profile: Profile,
     capacity: u64,
     memory: OwnedFd,
+    /// All of `memory`, mapped when an importer first needs it.
+    bar: OnceLock<HostMem>,
     pages: Mutex<Pages>,
     allocated: AtomicU64,
     pinned: Arc<AtomicU64>,
@@ -82,6 +87,7 @@ impl Device {
                 profile: config.profile,
                 capacity,
                 memory,
+                bar: OnceLock::new(),
                 pages: Mutex::new(Pages::new(capacity)),
                 allocated: AtomicU64::new(0),
                 pinned: Arc::default(),
@@ -102,11 +108,13 @@ impl Device {
 
     /// Moves the pages behind `buffer` elsewhere in device memory; its address stays.
     ///
-    /// Copies in flight finish first, later ones see the new pages.
+    /// Copies in flight finish first, later ones see the new pages. Importers that attached the memory
+    /// dynamically lose their translation before the move and fault the new pages in after it.
     ///
     /// # Errors
-    /// `is_refused` unless the profile is `movable`; `is_out_of_memory` where there is no second
-    /// place.
+    /// `is_refused` unless the profile is `movable`, and (code `memory-pinned`, naming the holders)
+    /// where an importer pinned the memory; `is_out_of_memory` where there is no second place;
+    /// `is_timeout` where an importer's access does not end.
     pub fn relocate(&self, buffer: &Buffer) -> Result<()> {
         if self.inner.profile != Profile::Movable {
             return Err(Error::refused(format!(

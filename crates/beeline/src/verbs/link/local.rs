@@ -97,7 +97,7 @@ impl LocalLink {
         open
     }
 
-    /// Regions that are gone, behind every packet that may name them.
+    /// What is to be said about regions; those that are gone, behind every packet that may name them.
     fn tell_gone(&mut self) {
         let mut peer = lock(&self.peer);
         while let Some(number) = peer.gone.last() {
@@ -105,6 +105,18 @@ impl LocalLink {
                 return;
             }
             peer.gone.pop();
+        }
+        while let Some(number) = peer.offers.last() {
+            if !self.writer.push(Tag::Offer, &number.to_le_bytes()) {
+                return;
+            }
+            peer.offers.pop();
+        }
+        while let Some(number) = peer.mapped.last() {
+            if !self.writer.push(Tag::Mapped, &number.to_le_bytes()) {
+                return;
+            }
+            peer.mapped.pop();
         }
     }
 
@@ -117,9 +129,9 @@ impl LocalLink {
             datagram.clear();
             match self.reader.pop(&mut datagram) {
                 Some(Tag::Packet) => arrivals.push(Arrival { path: self.path, datagram }),
-                Some(Tag::Gone) => {
+                Some(tag) => {
                     if let Ok(number) = <[u8; 8]>::try_from(datagram.as_slice()) {
-                        lock(&self.peer).forget(u64::from_le_bytes(number));
+                        self.hear(tag, u64::from_le_bytes(number));
                     }
                     spare.push(datagram);
                 }
@@ -130,6 +142,17 @@ impl LocalLink {
             }
         }
         self.reader.release();
+    }
+
+    /// What the peer says about regions.
+    fn hear(&self, tag: Tag, number: u64) {
+        let mut peer = lock(&self.peer);
+        match tag {
+            Tag::Gone => peer.forget(number),
+            Tag::Offer => peer.read_messages(),
+            Tag::Mapped => peer.is_mapped(number),
+            Tag::Packet => {}
+        }
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -145,7 +168,8 @@ impl LocalLink {
     }
 
     pub(super) fn due(&self) -> Option<Instant> {
-        let told = lock(&self.peer).gone.is_empty();
+        let peer = lock(&self.peer);
+        let told = peer.gone.is_empty() && peer.offers.is_empty() && peer.mapped.is_empty();
         (!told).then(Instant::now)
     }
 }

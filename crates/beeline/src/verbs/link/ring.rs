@@ -36,6 +36,10 @@ pub(super) enum Tag {
     Packet,
     /// A region of the writer that is no longer registered.
     Gone,
+    /// A region on a GPU that the writer gave: the reader may map it.
+    Offer = 3,
+    /// A region on a GPU that the writer has mapped.
+    Mapped = 4,
 }
 
 const SKIP: u64 = 2;
@@ -168,6 +172,8 @@ impl Reader {
         let tag = match word >> 32 {
             0 => Tag::Packet,
             1 => Tag::Gone,
+            3 => Tag::Offer,
+            4 => Tag::Mapped,
             SKIP => {
                 let rest = CAPACITY - at;
                 self.tail = self.tail.checked_add(rest.min(there))?;

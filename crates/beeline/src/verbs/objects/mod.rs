@@ -2,6 +2,7 @@
 
 mod context;
 mod cq;
+mod gpu_mr;
 mod mr;
 mod qp;
 

@@ -1,0 +1,227 @@
+//! GPU memory as regions, on simulated devices of every profile, over packets and shared memory.
+
+use std::net::IpAddr;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::config::SimConfig;
+use crate::gpu::{Buffer, Gpu, Profile};
+use crate::memory::Atomicity;
+
+const WAIT: Duration = Duration::from_secs(20);
+const BYTES: u64 = 10 << 20;
+
+fn address() -> IpAddr {
+    static NEXT: AtomicU8 = AtomicU8::new(2);
+    IpAddr::from([127, 19, (std::process::id() % 250) as u8, NEXT.fetch_add(1, Ordering::Relaxed)])
+}
+
+fn gpu(profile: Profile) -> Gpu {
+    let mut config = SimConfig::default();
+    (config.profile, config.memory_bytes) = (profile, 64 << 20);
+    Gpu::simulated(&config).unwrap()
+}
+
+/// One side of a connection.
+struct Side {
+    gpu: Gpu,
+    pd: Pd,
+    cq: Cq,
+    qp: Qp,
+    mr: Mr,
+    buffer: Buffer,
+}
+
+impl Side {
+    fn new(nic: &Nic, profile: Profile, dynamic: bool) -> Self {
+        let gpu = gpu(profile);
+        let context = nic.open();
+        let pd = context.alloc_pd().unwrap();
+        let cq = context.create_cq(1024).unwrap();
+        let qp = pd.create_qp(QpKind::Rc, &cq, &cq, QpCaps::default()).unwrap();
+        let buffer = gpu.alloc(BYTES).unwrap();
+        let mr = match dynamic {
+            true => pd.reg_gpu_dynamic(&buffer, Access::ALL),
+            false => pd.reg_gpu(&buffer, Access::ALL),
+        };
+        Self { gpu, pd, cq, qp, mr: mr.unwrap(), buffer }
+    }
+
+    fn put(&self, offset: u64, bytes: &[u8]) {
+        let pinned = self.gpu.pin(bytes.len() as u64).unwrap();
+        pinned.mem().write(0, bytes).unwrap();
+        let stream = self.gpu.stream().unwrap();
+        stream.copy_to_device(&self.buffer, offset, &pinned, 0, bytes.len() as u64).unwrap();
+        stream.synchronize(Instant::now() + WAIT).unwrap();
+    }
+
+    fn get(&self, offset: u64, len: usize) -> Vec<u8> {
+        let pinned = self.gpu.pin(len as u64).unwrap();
+        let stream = self.gpu.stream().unwrap();
+        stream.copy_to_host(&pinned, 0, &self.buffer, offset, len as u64).unwrap();
+        stream.synchronize(Instant::now() + WAIT).unwrap();
+        let mut bytes = vec![0; len];
+        pinned.mem().read(0, &mut bytes).unwrap();
+        bytes
+    }
+
+    fn post(&self, id: u64, op: SendOp, offset: u64, len: u32) {
+        let payload = Payload::Sges(vec![self.mr.sge(offset, len).unwrap()]);
+        self.qp.post_send(SendWr::new(id, op, payload)).unwrap();
+    }
+
+    fn done(&self) -> Completion {
+        self.cq.wait(WAIT).unwrap()
+    }
+}
+
+fn connected(a: Side, b: Side) -> (Side, Side) {
+    let connect = Connect { timeout: 15, ..Connect::default() };
+    a.qp.connect(&b.qp.endpoint(), &connect).unwrap();
+    b.qp.connect(&a.qp.endpoint(), &connect).unwrap();
+    (a, b)
+}
+
+fn nics(local: bool) -> (Nic, Nic) {
+    if !local {
+        return Nic::pair(SoftOptions::new(address()), SoftOptions::new(address())).unwrap();
+    }
+    let (a, b) = UnixStream::pair().unwrap();
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| Nic::local(b).unwrap());
+        (Nic::local(a).unwrap(), other.join().unwrap())
+    })
+}
+
+fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8) ^ seed).collect()
+}
+
+/// What a program may expect of any pair of regions.
+fn everything(a: &Side, b: &Side) {
+    let data = pattern(5 << 20, 7);
+    a.put(0, &data);
+    for (id, len) in [1u32, 8, 1023, 4097, 65_536, 5 << 20].into_iter().enumerate() {
+        let (id, size) = (id as u64, len as usize);
+        b.put(0, &vec![0; 6 << 20]);
+        a.post(id, SendOp::Write { remote: b.mr.remote_at(64), imm: None }, 0, len);
+        assert_eq!((a.done().status, len), (Status::Success, len));
+        assert_eq!(b.get(0, 64), [0; 64]);
+        assert!(b.get(64, size) == data[..size], "WRITE of {len}");
+        assert_eq!(b.get(64 + u64::from(len), 64), [0; 64], "nothing behind it");
+        a.post(id, SendOp::Read { remote: b.mr.remote_at(64) }, 5 << 20, len);
+        assert_eq!(a.done().status, Status::Success);
+        assert!(a.get(5 << 20, size) == data[..size], "READ of {len}");
+        let sges = vec![b.mr.sge(128, len).unwrap()];
+        b.qp.post_recv(RecvWr { id, sges }).unwrap();
+        a.post(id, SendOp::Send { imm: None }, 0, len);
+        assert_eq!(a.done().status, Status::Success);
+        assert_eq!((b.done().status, len), (Status::Success, len));
+        assert!(b.get(128, size) == data[..size], "SEND of {len}");
+    }
+    // Order: a READ behind a WRITE of the same place sees it, without a wait between.
+    for turn in 0..20u8 {
+        a.put(0, &pattern(100_000, turn));
+        a.post(1, SendOp::Write { remote: b.mr.remote_at(0), imm: None }, 0, 100_000);
+        a.post(2, SendOp::Read { remote: b.mr.remote_at(0) }, 1 << 20, 100_000);
+        assert_eq!((a.done().status, a.done().status), (Status::Success, Status::Success));
+        assert!(a.get(1 << 20, 100_000) == pattern(100_000, turn), "turn {turn}");
+    }
+    b.put(8, &40u64.to_ne_bytes());
+    for turn in 0..10u64 {
+        a.post(turn, SendOp::FetchAdd { remote: b.mr.remote_at(8), add: 1 }, 16, 8);
+        assert_eq!(a.done().status, Status::Success);
+        assert_eq!(a.get(16, 8), (40 + turn).to_ne_bytes(), "what was there before");
+    }
+    let swap = |compare, swap| SendOp::CompareSwap { remote: b.mr.remote_at(8), compare, swap };
+    a.post(1, swap(51, 7), 16, 8);
+    a.post(2, swap(50, 9), 24, 8);
+    assert_eq!((a.done().status, a.done().status), (Status::Success, Status::Success));
+    assert_eq!(
+        (a.get(16, 8), a.get(24, 8)),
+        (50u64.to_ne_bytes().into(), 50u64.to_ne_bytes().into())
+    );
+    assert_eq!(b.get(8, 8), 9u64.to_ne_bytes());
+}
+
+#[test]
+fn gpu_memory_is_a_region_like_any_other() {
+    for local in [false, true] {
+        for (profile, dynamic) in [
+            (Profile::Plain, false),
+            (Profile::Bar, false),
+            (Profile::Movable, false),
+            (Profile::Movable, true),
+        ] {
+            let (nic_a, nic_b) = nics(local);
+            let (a, b) = connected(
+                Side::new(&nic_a, profile, dynamic),
+                Side::new(&nic_b, Profile::Plain, false),
+            );
+            everything(&a, &b);
+            everything(&b, &a);
+            assert_eq!(a.mr.atomicity(), Atomicity::System);
+            assert!(!a.mr.flush().unwrap().needed);
+        }
+    }
+}
+
+#[test]
+fn lists_of_host_and_device_memory_are_gathered_in_order() {
+    for local in [false, true] {
+        let (nic_a, nic_b) = nics(local);
+        let (a, b) = connected(
+            Side::new(&nic_a, Profile::Plain, false),
+            Side::new(&nic_b, Profile::Bar, false),
+        );
+        let host = Arc::new(HostMem::shareable(1 << 20).unwrap());
+        let host_mr = a.pd.reg_mr(Arc::clone(&host), Access::ALL).unwrap();
+        host.write(0, &pattern(70_000, 1)).unwrap();
+        a.put(0, &pattern(70_000, 2));
+        let sges = vec![host_mr.sge(0, 70_000).unwrap(), a.mr.sge(0, 70_000).unwrap()];
+        let op = SendOp::Write { remote: b.mr.remote_at(4), imm: None };
+        a.qp.post_send(SendWr::new(1, op, Payload::Sges(sges))).unwrap();
+        assert_eq!(a.done().status, Status::Success);
+        let expected = [pattern(70_000, 1), pattern(70_000, 2)].concat();
+        assert!(b.get(4, 140_000) == expected);
+        // And back, into both.
+        host.fill(0, 1 << 20, 0).unwrap();
+        a.put(0, &[0; 70_000]);
+        let sges = vec![a.mr.sge(0, 70_000).unwrap(), host_mr.sge(0, 70_000).unwrap()];
+        let op = SendOp::Read { remote: b.mr.remote_at(4) };
+        a.qp.post_send(SendWr::new(2, op, Payload::Sges(sges))).unwrap();
+        assert_eq!(a.done().status, Status::Success);
+        let mut bytes = vec![0; 70_000];
+        host.read(0, &mut bytes).unwrap();
+        assert!(a.get(0, 70_000) == expected[..70_000] && bytes == expected[70_000..]);
+    }
+}
+
+#[test]
+fn pinned_memory_does_not_move_and_says_who_holds_it() {
+    let (nic, _other) = nics(false);
+    let side = Side::new(&nic, Profile::Movable, false);
+    let error = side.gpu.as_sim().unwrap().relocate(&side.buffer).unwrap_err();
+    assert_eq!((error.is_refused(), error.code()), (true, "memory-pinned"));
+    let holder = format!("a memory region of NIC {}", nic.open().local());
+    assert!(error.to_string().contains(&holder), "{error}");
+    let (gpu, buffer) = (side.gpu.clone(), side.buffer.clone());
+    drop(side);
+    gpu.as_sim().unwrap().relocate(&buffer).unwrap();
+    let plain = gpu(Profile::Plain);
+    let pd = nic.open().alloc_pd().unwrap();
+    let error = pd.reg_gpu_dynamic(&plain.alloc(4096).unwrap(), Access::ALL).unwrap_err();
+    assert_eq!(error.code(), "dynamic-unsupported");
+}
+
+#[test]
+fn memory_outlives_its_last_handle_while_it_is_registered() {
+    let (nic, _other) = nics(false);
+    let Side { gpu, mr, buffer, .. } = Side::new(&nic, Profile::Plain, false);
+    drop(buffer);
+    assert_eq!(gpu.usage().allocated, BYTES, "the region holds it");
+    drop(mr);
+    assert_eq!(gpu.usage().allocated, 0);
+}
