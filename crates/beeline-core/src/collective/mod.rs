@@ -8,6 +8,7 @@
 //! - [`plan`]: chooses the algorithm, and says why not the others.
 
 pub mod call;
+pub mod reduce;
 pub mod types;
 
 pub use call::{Algorithm, Announcement, Call, CallError, Collective, Disagreement, Trouble};
