@@ -63,7 +63,11 @@ struct Job<'a> {
 
 impl Job<'_> {
     /// Calls `element` with all inputs of each element.
-    fn each<const N: usize>(&self, out: &mut [u8], mut element: impl FnMut(&Self, usize) -> [u8; N]) {
+    fn each<const N: usize>(
+        &self,
+        out: &mut [u8],
+        mut element: impl FnMut(&Self, usize) -> [u8; N],
+    ) {
         let shortest = self.inputs.iter().map(|input| input.len() / N).min().unwrap_or(0);
         let (whole, _) = out.as_chunks_mut::<N>();
         for (index, place) in whole.iter_mut().take(shortest).enumerate() {
