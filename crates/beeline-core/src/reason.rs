@@ -110,6 +110,9 @@ codes! {
     IcrcHalf = "icrc-half", "a UDP socket hides the IPv4 identification: 16 of the 32 bits of the packet check remain", "grant CAP_NET_RAW for the raw link, or use IPv6";
     SharedMemory = "shared-memory", "packets stay in memory that nothing else writes: there is nothing to check", "";
 
+    PredictedFastest = "predicted-fastest", "it is predicted to take the least time", "";
+    PredictedSlower = "predicted-slower", "it is predicted to take longer", "";
+    AlgorithmUnsuited = "algorithm-unsuited", "the algorithm does not do this call", "";
     PathTooFar = "path-too-far", "too far apart for peer access", "";
 }
 
