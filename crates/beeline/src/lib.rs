@@ -5,6 +5,7 @@
 //! shows the plan of a file and a device; every result reports the routes its bytes really took.
 #![deny(unsafe_code)]
 
+pub mod collective;
 pub mod config;
 pub mod error;
 pub mod gpu;
