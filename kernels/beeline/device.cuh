@@ -21,6 +21,8 @@ struct Quad {
 #else
 
 #define DEVICE __device__ __forceinline__
+// Rarely run: one copy of the code for all who wait.
+#define OUTLINE static __device__ __noinline__
 #define UNLIKELY(c) __builtin_expect(!!(c), 0)
 
 // One 16-byte access, not cached in L1, not torn below 8 bytes. A packet carries a flag in each half.

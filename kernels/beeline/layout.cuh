@@ -51,7 +51,7 @@ struct Comm {
     u64 report;             // Report in host memory
     u64 abort;              // u32 in host memory: not 0 means leave
     u64 timeout_ns;
-    u64 call[2]; // what this rank is asked to do, as the peers shall find it
+    u64 call; // what this rank is asked to do, as the peers shall find it; a second word stands with each part
     u64 push_at; // offset of the chunks in every window: [source][block][slot]
     u32 chunk;   // bytes of one, a power of two of at least 4096
     u32 rank, ranks;
@@ -61,6 +61,7 @@ struct Comm {
 // What a rank sends to one peer and receives from it; itself among them (a local copy).
 struct Part {
     u64 send, send_bytes, recv, recv_bytes;
+    u64 send_word, recv_word; // second words of the headers: ours to the peer, and what we expect of it
 };
 struct MoveArgs {
     Comm comm;
@@ -74,6 +75,7 @@ struct ReduceArgs {
     u32 send_mask, recv_mask;
     u64 scalar;
     u32 multiply, divide;
+    u64 word; // second word of every header
 };
 
 // A window has room for every rank but its own.

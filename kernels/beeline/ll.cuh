@@ -8,7 +8,7 @@
 
 struct LlShared {
     Counters counters[RANKS_MAX];
-    u32 headers[RANKS_MAX];
+    Expected headers[RANKS_MAX];
     u32 bad;
 };
 
@@ -18,7 +18,7 @@ DEVICE u64 ll_counters(const Comm &c, u32 peer) {
 
 // Reads this block's counters, waits for a free slot at each peer that gets something from this block, and
 // tells the peers what the call is. `sends` and `takes` are masks of ranks for this block.
-DEVICE bool ll_begin(const Comm &c, LlShared &s, u32 sends, u32 headers_to, u32 headers_from) {
+DEVICE bool ll_begin(const Comm &c, LlShared &s, u32 sends, u32 headers_to, u32 headers_from, u64 out, u64 in) {
     u32 p = thread_index(), first = block_index() == 0;
     if (p < 32) {
         if (p == 0) s.bad = 0;
@@ -27,8 +27,8 @@ DEVICE bool ll_begin(const Comm &c, LlShared &s, u32 sends, u32 headers_to, u32 
             u64 own = c.windows[c.rank];
             Quad calls = load_packet(own + AT_CALLS + p * 16), q = load_packet(own + ll_counters(c, p));
             s.counters[p] = Counters{q.x, q.y, q.z, q.w};
-            s.headers[p] = first && headers_from >> p & 1 ? calls.y + 1 : 0;
-            if (first && headers_to >> p & 1) send_header(c, p, calls.x + 1);
+            s.headers[p] = Expected{in, first && headers_from >> p & 1 ? calls.y + 1 : 0};
+            if (first && headers_to >> p & 1) send_header(c, p, calls.x + 1, out);
             if (sends >> p & 1 && q.x - q.z >= LL_SLOTS &&
                 !wait_reaches(c, own + ll_counters(c, p) + 8, q.x - (LL_SLOTS - 1), p, PHASE_CREDIT, s.headers[p]))
                 s.bad = 1;
@@ -42,7 +42,9 @@ DEVICE bool ll_begin(const Comm &c, LlShared &s, u32 sends, u32 headers_to, u32 
 DEVICE bool ll_take(const Comm &c, LlShared &s, u64 at, u32 source, u64 *value) {
     u32 flag = s.counters[source].received + 1;
     u64 started = 0;
+#pragma unroll 1
     for (;;) {
+#pragma unroll 1
         for (u32 spin = 0; spin < SPINS; spin++) {
             Quad v = load_packet(at);
             if (v.y == flag && v.w == flag) {
@@ -51,7 +53,8 @@ DEVICE bool ll_take(const Comm &c, LlShared &s, u64 at, u32 source, u64 *value) 
             }
             relax();
         }
-        if (UNLIKELY(give_up(c, source, PHASE_DATA, s.headers[source], &started))) return false;
+        started = look_up(c, source, PHASE_DATA, s.headers[source], started);
+        if (UNLIKELY(started == 0)) return false;
     }
 }
 DEVICE void ll_put(u64 at, u32 flag, u64 v) { store_packet(at, Quad{(u32)v, flag, (u32)(v >> 32), flag}); }
@@ -83,6 +86,7 @@ DEVICE void ll_move(const MoveArgs &a, LlShared &s) {
     u64 start = (u64)block_index() << c.ll_span_shift;
     u64 span = 1ull << c.ll_span_shift;
     u32 sends = 0, takes = 0, to = 0, from = 0;
+#pragma unroll 1
     for (u32 p = 0; p < c.ranks; p++) {
         if (p == c.rank) continue;
         sends |= (u32)(start < a.parts[p].send_bytes) << p;
@@ -90,27 +94,32 @@ DEVICE void ll_move(const MoveArgs &a, LlShared &s) {
         to |= (u32)(a.parts[p].send_bytes != 0) << p;
         from |= (u32)(a.parts[p].recv_bytes != 0) << p;
     }
-    bool good = ll_begin(c, s, sends, to, from);
+    bool good = ll_begin(c, s, sends, to, from, word_to(a), word_from(a));
+#pragma unroll 1
     for (u32 step = 1; good && step < c.ranks; step++) {
         u32 p = (c.rank + step) % c.ranks;
         if (!(sends >> p & 1)) continue;
         u64 bytes = smaller(a.parts[p].send_bytes - start, span), from_at = a.parts[p].send + start;
         u32 flag = s.counters[p].sent + 1;
         u64 to_at = ll_region(c, c.rank, p, flag);
+#pragma unroll 1
         for (u64 i = thread_index(); i * 8 < bytes; i += block_threads())
             ll_put(to_at + i * 16, flag, load8(from_at + i * 8, bytes - i * 8));
     }
     const Part &self = a.parts[c.rank];
     if (good && self.recv != self.send && start < self.recv_bytes) {
         u64 bytes = smaller(self.recv_bytes - start, span);
+#pragma unroll 1
         for (u64 i = thread_index(); i * 16 < bytes; i += block_threads())
             store16(self.recv + start + i * 16, bytes - i * 16, load16(self.send + start + i * 16, bytes - i * 16));
     }
+#pragma unroll 1
     for (u32 step = 1; good && step < c.ranks; step++) {
         u32 p = (c.rank + c.ranks - step) % c.ranks;
         if (!(takes >> p & 1)) continue;
         u64 bytes = smaller(a.parts[p].recv_bytes - start, span), to_at = a.parts[p].recv + start;
         u64 from_at = ll_region(c, p, c.rank, s.counters[p].received + 1);
+#pragma unroll 1
         for (u64 i = thread_index(); good && i * 8 < bytes; i += block_threads()) {
             u64 v;
             good = ll_take(c, s, from_at + i * 16, p, &v);
@@ -128,20 +137,24 @@ DEVICE void ll_reduce(const ReduceArgs &a, LlShared &s) {
     u64 start = (u64)block_index() << c.ll_span_shift;
     u64 bytes = start < a.bytes ? smaller(a.bytes - start, 1ull << c.ll_span_shift) : 0;
     Weigh w = {a.scalar, a.multiply, a.divide};
-    bool good = ll_begin(c, s, a.send_mask, a.send_mask, a.recv_mask);
+    bool good = ll_begin(c, s, a.send_mask, a.send_mask, a.recv_mask, a.word, a.word);
+#pragma unroll 1
     for (u32 step = 1; good && step < c.ranks; step++) {
         u32 p = (c.rank + step) % c.ranks;
         if (!(a.send_mask >> p & 1)) continue;
         u64 from_at = a.in + p * a.stride + start;
         u32 flag = s.counters[p].sent + 1;
         u64 to_at = ll_region(c, c.rank, p, flag);
+#pragma unroll 1
         for (u64 i = thread_index(); i * 8 < bytes; i += block_threads())
             ll_put(to_at + i * 16, flag, load8(from_at + i * 8, bytes - i * 8));
     }
     u64 own = a.in + c.rank * a.stride + start;
+#pragma unroll 1
     for (u64 i = thread_index(); good && a.recv_mask && i * 8 < bytes; i += block_threads()) {
         Unit<T, OP> unit;
         u64 mine = load8(own + i * 8, bytes - i * 8);
+#pragma unroll 1
         for (u32 p = 0; good && p < c.ranks; p++) {
             u64 v = mine;
             if (p != c.rank)

@@ -8,7 +8,7 @@
 
 struct PushShared {
     Counters counters[RANKS_MAX];
-    u32 headers[RANKS_MAX];
+    Expected headers[RANKS_MAX];
     // A half that must give up says so before a barrier of its own, and every thread of it looks after that
     // barrier: they leave together.
     u32 senders_bad, takers_bad;
@@ -31,15 +31,15 @@ DEVICE u64 push_share(u64 bytes, u64 *start) {
     return *start < bytes ? smaller(bytes - *start, span) : 0;
 }
 
-DEVICE void push_begin(const Comm &c, PushShared &s, u32 headers_to, u32 headers_from) {
+DEVICE void push_begin(const Comm &c, PushShared &s, u32 headers_to, u32 headers_from, u64 out, u64 in) {
     u32 p = thread_index(), first = block_index() == 0;
     if (p == 0) s.senders_bad = s.takers_bad = s.chunks_sent = 0;
     if (p < c.ranks && p != c.rank) {
         u64 own = c.windows[c.rank];
         Quad calls = load_packet(own + AT_CALLS + p * 16), q = load_packet(own + push_counters(p));
         s.counters[p] = Counters{q.x, q.y, q.z, q.w};
-        s.headers[p] = first && headers_from >> p & 1 ? calls.y + 1 : 0;
-        if (first && headers_to >> p & 1) send_header(c, p, calls.x + 1);
+        s.headers[p] = Expected{in, first && headers_from >> p & 1 ? calls.y + 1 : 0};
+        if (first && headers_to >> p & 1) send_header(c, p, calls.x + 1, out);
     }
     barrier(0, block_threads());
 }
@@ -53,6 +53,7 @@ DEVICE void copy_chunk(u64 to, u64 from, u64 bytes, u32 t, u32 threads) {
     u64 whole = bytes / 16, i = t;
     bool aligned = SHARED_TO ? from % 16 == 0 : to % 16 == 0;
     if (aligned) {
+#pragma unroll 1
         for (; i + 3 * (u64)threads < whole; i += 4 * (u64)threads) {
             Quad v[4];
 #pragma unroll
@@ -67,6 +68,7 @@ DEVICE void copy_chunk(u64 to, u64 from, u64 bytes, u32 t, u32 threads) {
             }
         }
     }
+#pragma unroll 1
     for (; i * 16 < bytes; i += threads) {
         u64 left = bytes - i * 16;
         if (SHARED_TO)
@@ -117,6 +119,7 @@ DEVICE void push_move(const MoveArgs &a, PushShared &s) {
     const Comm &c = a.comm;
     u32 to = 0, from = 0, rounds_out = 0, rounds_in = 0;
     u64 start;
+#pragma unroll 1
     for (u32 p = 0; p < c.ranks; p++) {
         if (p == c.rank) continue;
         to |= (u32)(a.parts[p].send_bytes != 0) << p;
@@ -126,11 +129,13 @@ DEVICE void push_move(const MoveArgs &a, PushShared &s) {
         rounds_out = out > rounds_out ? out : rounds_out;
         rounds_in = in > rounds_in ? in : rounds_in;
     }
-    push_begin(c, s, to, from);
+    push_begin(c, s, to, from, word_to(a), word_from(a));
     u32 half = block_threads() / 2, t = thread_index() % half;
     if (thread_index() < half) {
         bool good = true;
+#pragma unroll 1
         for (u32 chunk = 0; good && chunk < rounds_out; chunk++)
+#pragma unroll 1
             for (u32 step = 1; good && step < c.ranks; step++) {
                 u32 p = (c.rank + step) % c.ranks;
                 u64 share = push_share(a.parts[p].send_bytes, &start);
@@ -140,10 +145,13 @@ DEVICE void push_move(const MoveArgs &a, PushShared &s) {
         const Part &self = a.parts[c.rank];
         u64 share = push_share(self.recv_bytes, &start);
         if (self.recv != self.send)
+#pragma unroll 1
             for (u64 i = t; i * 16 < share; i += half)
                 store16(self.recv + start + i * 16, share - i * 16, load16(self.send + start + i * 16, share - i * 16));
         bool good = true;
+#pragma unroll 1
         for (u32 chunk = 0; good && chunk < rounds_in; chunk++)
+#pragma unroll 1
             for (u32 step = 1; good && step < c.ranks; step++) {
                 u32 p = (c.rank + c.ranks - step) % c.ranks;
                 share = push_share(a.parts[p].recv_bytes, &start);
@@ -174,8 +182,10 @@ DEVICE void reduce_chunk(const ReduceArgs &a, PushShared &s, u64 own, u64 out, u
     Weigh w = {a.scalar, a.multiply, a.divide};
     u64 i = t;
     if (own % 16 == 0 && out % 16 == 0) {
+#pragma unroll 1
         for (; (i + (AT_ONCE - 1) * (u64)half) * 16 + 16 <= bytes; i += AT_ONCE * (u64)half) {
             Unit<T, OP> lo[AT_ONCE], hi[AT_ONCE];
+#pragma unroll 1
             for (u32 p = 0; p < c.ranks; p++) {
                 u64 slot = push_slot(c, p, c.rank, p == c.rank ? 0 : s.counters[p].received + chunk);
                 Quad v[AT_ONCE];
@@ -201,9 +211,11 @@ DEVICE void reduce_chunk(const ReduceArgs &a, PushShared &s, u64 own, u64 out, u
         }
     }
     // What is left, and what is not aligned: eight bytes at a time.
+#pragma unroll 1
     for (u64 j = 2 * i; j * 8 < bytes;) {
         u64 left = bytes - j * 8;
         Unit<T, OP> unit;
+#pragma unroll 1
         for (u32 p = 0; p < c.ranks; p++) {
             u64 v;
             if (p == c.rank) {
@@ -227,11 +239,13 @@ DEVICE void push_reduce(const ReduceArgs &a, PushShared &s) {
     const Comm &c = a.comm;
     u64 start, share = push_share(a.bytes, &start);
     u32 rounds = chunks_of(c, share);
-    push_begin(c, s, a.send_mask, a.recv_mask);
+    push_begin(c, s, a.send_mask, a.recv_mask, a.word, a.word);
     u32 half = block_threads() / 2, t = thread_index() % half;
     if (thread_index() < half) {
         bool good = true;
+#pragma unroll 1
         for (u32 chunk = 0; good && chunk < rounds; chunk++) {
+#pragma unroll 1
             for (u32 step = 1; good && step < c.ranks; step++) {
                 u32 p = (c.rank + step) % c.ranks;
                 if (a.send_mask >> p & 1) good = push_chunk(c, s, p, a.in + p * a.stride + start, share, chunk, t, half);
@@ -241,6 +255,7 @@ DEVICE void push_reduce(const ReduceArgs &a, PushShared &s) {
             if (t == 0) set(s.chunks_sent, chunk + 1);
         }
     } else if (a.recv_mask) {
+#pragma unroll 1
         for (u32 chunk = 0; chunk < rounds; chunk++) {
             u64 offset = (u64)chunk * c.chunk;
             if (t < c.ranks && t != c.rank) await_chunk(c, s, t, chunk);

@@ -3,6 +3,23 @@
 #pragma once
 #include "device.cuh"
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+// FP8 by the device's own conversions: to nearest even, saturating.
+#define FP8(NAME, PTX)                                                                       \
+    struct NAME : FloatOps<float> {                                                          \
+        typedef u8 Bits;                                                                     \
+        static DEVICE float decode(Bits v) {                                                 \
+            u32 two;                                                                         \
+            asm("cvt.rn.f16x2." PTX " %0, %1;" : "=r"(two) : "h"((u16)v));                   \
+            return f16_f32((u16)two);                                                        \
+        }                                                                                    \
+        static DEVICE Bits encode(float f) {                                                 \
+            u16 two;                                                                         \
+            asm("cvt.rn.satfinite." PTX ".f32 %0, %1, %2;" : "=h"(two) : "f"(0.f), "f"(f));  \
+            return (Bits)two;                                                                \
+        }                                                                                    \
+    };
+#else
 // FP8 in software: exact, and the same on every device (E4M3 has no infinity and one NaN per sign).
 template <int EXP, int MAN, bool INF>
 struct Fp8 {
@@ -32,6 +49,7 @@ struct Fp8 {
         return (u8)(sign | (v > MAX ? MAX : v));
     }
 };
+#endif
 
 template <class S, class A>
 struct Int {
@@ -82,6 +100,10 @@ struct F64 : FloatOps<double> {
     static DEVICE double decode(Bits v) { return bits_f64(v); }
     static DEVICE Bits encode(double a) { return f64_bits(a); }
 };
+#ifdef FP8
+FP8(E4M3, "e4m3x2")
+FP8(E5M2, "e5m2x2")
+#else
 struct E4M3 : FloatOps<float> {
     typedef u8 Bits;
     static DEVICE float decode(Bits v) { return Fp8<4, 3, false>::decode(v); }
@@ -92,6 +114,7 @@ struct E5M2 : FloatOps<float> {
     static DEVICE float decode(Bits v) { return Fp8<5, 2, true>::decode(v); }
     static DEVICE Bits encode(float a) { return Fp8<5, 2, true>::encode(a); }
 };
+#endif
 
 enum { SUM, PROD, MIN, MAX };
 
