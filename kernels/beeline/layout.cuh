@@ -4,7 +4,7 @@
 #include "device.cuh"
 
 constexpr u32 RANKS_MAX = 16;
-constexpr u32 LL_BLOCKS = 64;      // blocks of a low-latency kernel
+constexpr u32 LL_BLOCKS_MAX = 64;  // blocks of a low-latency kernel
 constexpr u32 LL_SPAN_MAX = 16384; // bytes of data that one of them carries to one peer
 constexpr u32 LL_SLOTS = 2;        // messages of one pair under way
 constexpr u32 LL_REGION = 2 * LL_SPAN_MAX;
@@ -30,7 +30,7 @@ constexpr u64 AT_POISON = 64;                                                   
 constexpr u64 AT_CALLS = 128;                                                           // Counters [peer]: headers
 constexpr u64 AT_HEADERS = 1024;                                                        // packets [peer][HEADERS][2]
 constexpr u64 AT_LL_COUNTERS = AT_HEADERS + (u64)RANKS_MAX * HEADERS * 32;              // [block][peer]
-constexpr u64 AT_PUSH_COUNTERS = AT_LL_COUNTERS + (u64)LL_BLOCKS * RANKS_MAX * 16;      // [block][peer]
+constexpr u64 AT_PUSH_COUNTERS = AT_LL_COUNTERS + (u64)LL_BLOCKS_MAX * RANKS_MAX * 16;  // [block][peer]
 constexpr u64 AT_LL = 65536;                                                            // [source][slot][block] regions
 static_assert(AT_PUSH_COUNTERS + (u64)PUSH_BLOCKS * RANKS_MAX * 16 <= AT_LL, "counters overlap the packets");
 
@@ -55,7 +55,7 @@ struct Comm {
     u64 push_at; // offset of the chunks in every window: [source][block][slot]
     u32 chunk;   // bytes of one, a power of two of at least 4096
     u32 rank, ranks;
-    u32 ll_span_shift; // each block of a low-latency kernel carries 1 << this bytes to a peer
+    u32 ll_blocks; // of a low-latency kernel at most, a power of two: fewer where there are many ranks
 };
 
 // What a rank sends to one peer and receives from it; itself among them (a local copy).
@@ -74,12 +74,17 @@ struct ReduceArgs {
     u64 stride; // from the part that goes to one rank to the next rank's; 0: all get the same
     u32 send_mask, recv_mask;
     u64 scalar;
-    u32 multiply, divide;
+    u32 multiply; // 0 no factor, 1 `scalar` is one, 2 `scalar` is the address of one
+    u32 divide;   // by what a sum is divided, 0: by nothing
     u64 word; // second word of every header
 };
 
 // A window has room for every rank but its own.
 DEVICE u32 lane_of(u32 source, u32 dest) { return source > dest ? source - 1 : source; }
-DEVICE u64 at_ll(u32 source, u32 dest, u32 slot, u32 block) {
-    return AT_LL + (((u64)lane_of(source, dest) * LL_SLOTS + slot) * LL_BLOCKS + block) * LL_REGION;
+DEVICE u64 at_ll(u32 ll_blocks, u32 source, u32 dest, u32 slot, u32 block) {
+    return AT_LL + (((u64)lane_of(source, dest) * LL_SLOTS + slot) * ll_blocks + block) * LL_REGION;
+}
+// Each block of a low-latency kernel carries 1 << this of `bytes` to a peer: the same on both sides.
+DEVICE u32 ll_shift(const Comm &c, u64 bytes) {
+    return bytes <= (u64)c.ll_blocks << 12 ? 12 : bytes <= (u64)c.ll_blocks << 13 ? 13 : 14;
 }

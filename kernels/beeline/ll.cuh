@@ -61,7 +61,7 @@ DEVICE void ll_put(u64 at, u32 flag, u64 v) { store_packet(at, Quad{(u32)v, flag
 
 // Where packets from `source` to `dest` lie, in the memory of `dest`.
 DEVICE u64 ll_region(const Comm &c, u32 source, u32 dest, u32 number) {
-    return c.windows[dest] + at_ll(source, dest, number % LL_SLOTS, block_index());
+    return c.windows[dest] + at_ll(c.ll_blocks, source, dest, number % LL_SLOTS, block_index());
 }
 
 DEVICE bool ll_end(const Comm &c, LlShared &s, bool good, u32 sends, u32 takes, u32 headers_from) {
@@ -81,16 +81,22 @@ DEVICE bool ll_end(const Comm &c, LlShared &s, bool good, u32 sends, u32 takes, 
 }
 
 // Each rank's part to each other rank; nothing is computed.
+// This block's share of `bytes` to or from one peer.
+DEVICE u64 ll_share(const Comm &c, u64 bytes, u64 *start) {
+    u32 shift = ll_shift(c, bytes);
+    *start = (u64)block_index() << shift;
+    return *start < bytes ? smaller(bytes - *start, 1ull << shift) : 0;
+}
+
 DEVICE void ll_move(const MoveArgs &a, LlShared &s) {
     const Comm &c = a.comm;
-    u64 start = (u64)block_index() << c.ll_span_shift;
-    u64 span = 1ull << c.ll_span_shift;
     u32 sends = 0, takes = 0, to = 0, from = 0;
+    u64 start;
 #pragma unroll 1
     for (u32 p = 0; p < c.ranks; p++) {
         if (p == c.rank) continue;
-        sends |= (u32)(start < a.parts[p].send_bytes) << p;
-        takes |= (u32)(start < a.parts[p].recv_bytes) << p;
+        sends |= (u32)(ll_share(c, a.parts[p].send_bytes, &start) != 0) << p;
+        takes |= (u32)(ll_share(c, a.parts[p].recv_bytes, &start) != 0) << p;
         to |= (u32)(a.parts[p].send_bytes != 0) << p;
         from |= (u32)(a.parts[p].recv_bytes != 0) << p;
     }
@@ -99,7 +105,7 @@ DEVICE void ll_move(const MoveArgs &a, LlShared &s) {
     for (u32 step = 1; good && step < c.ranks; step++) {
         u32 p = (c.rank + step) % c.ranks;
         if (!(sends >> p & 1)) continue;
-        u64 bytes = smaller(a.parts[p].send_bytes - start, span), from_at = a.parts[p].send + start;
+        u64 bytes = ll_share(c, a.parts[p].send_bytes, &start), from_at = a.parts[p].send + start;
         u32 flag = s.counters[p].sent + 1;
         u64 to_at = ll_region(c, c.rank, p, flag);
 #pragma unroll 1
@@ -107,8 +113,8 @@ DEVICE void ll_move(const MoveArgs &a, LlShared &s) {
             ll_put(to_at + i * 16, flag, load8(from_at + i * 8, bytes - i * 8));
     }
     const Part &self = a.parts[c.rank];
-    if (good && self.recv != self.send && start < self.recv_bytes) {
-        u64 bytes = smaller(self.recv_bytes - start, span);
+    if (good && self.recv != self.send) {
+        u64 bytes = ll_share(c, self.recv_bytes, &start);
 #pragma unroll 1
         for (u64 i = thread_index(); i * 16 < bytes; i += block_threads())
             store16(self.recv + start + i * 16, bytes - i * 16, load16(self.send + start + i * 16, bytes - i * 16));
@@ -117,7 +123,7 @@ DEVICE void ll_move(const MoveArgs &a, LlShared &s) {
     for (u32 step = 1; good && step < c.ranks; step++) {
         u32 p = (c.rank + c.ranks - step) % c.ranks;
         if (!(takes >> p & 1)) continue;
-        u64 bytes = smaller(a.parts[p].recv_bytes - start, span), to_at = a.parts[p].recv + start;
+        u64 bytes = ll_share(c, a.parts[p].recv_bytes, &start), to_at = a.parts[p].recv + start;
         u64 from_at = ll_region(c, p, c.rank, s.counters[p].received + 1);
 #pragma unroll 1
         for (u64 i = thread_index(); good && i * 8 < bytes; i += block_threads()) {
@@ -134,9 +140,9 @@ DEVICE void ll_move(const MoveArgs &a, LlShared &s) {
 template <class T, int OP>
 DEVICE void ll_reduce(const ReduceArgs &a, LlShared &s) {
     const Comm &c = a.comm;
-    u64 start = (u64)block_index() << c.ll_span_shift;
-    u64 bytes = start < a.bytes ? smaller(a.bytes - start, 1ull << c.ll_span_shift) : 0;
-    Weigh w = {a.scalar, a.multiply, a.divide};
+    u64 start, bytes = ll_share(c, a.bytes, &start);
+    Weigh w = weigh<T>(a);
+    bool reduces = a.recv_mask != 0 || c.ranks == 1;
     bool good = ll_begin(c, s, a.send_mask, a.send_mask, a.recv_mask, a.word, a.word);
 #pragma unroll 1
     for (u32 step = 1; good && step < c.ranks; step++) {
@@ -151,7 +157,7 @@ DEVICE void ll_reduce(const ReduceArgs &a, LlShared &s) {
     }
     u64 own = a.in + c.rank * a.stride + start;
 #pragma unroll 1
-    for (u64 i = thread_index(); good && a.recv_mask && i * 8 < bytes; i += block_threads()) {
+    for (u64 i = thread_index(); good && reduces && i * 8 < bytes; i += block_threads()) {
         Unit<T, OP> unit;
         u64 mine = load8(own + i * 8, bytes - i * 8);
 #pragma unroll 1

@@ -179,7 +179,7 @@ template <class T, int OP>
 DEVICE void reduce_chunk(const ReduceArgs &a, PushShared &s, u64 own, u64 out, u32 chunk, u64 bytes, u32 t, u32 half) {
     constexpr int AT_ONCE = sizeof(typename T::Bits) == 1 ? 1 : 2;
     const Comm &c = a.comm;
-    Weigh w = {a.scalar, a.multiply, a.divide};
+    Weigh w = weigh<T>(a);
     u64 i = t;
     if (own % 16 == 0 && out % 16 == 0) {
 #pragma unroll 1
@@ -254,7 +254,7 @@ DEVICE void push_reduce(const ReduceArgs &a, PushShared &s) {
             // overwrite it.
             if (t == 0) set(s.chunks_sent, chunk + 1);
         }
-    } else if (a.recv_mask) {
+    } else if (a.recv_mask || c.ranks == 1) {
 #pragma unroll 1
         for (u32 chunk = 0; chunk < rounds; chunk++) {
             u64 offset = (u64)chunk * c.chunk;

@@ -1,7 +1,7 @@
 // Element types and reduction operators. Elements are reduced in the order of ranks, 16-bit and 8-bit
 // floats in 32-bit, so that the result depends on nothing but the inputs and the number of ranks.
 #pragma once
-#include "device.cuh"
+#include "layout.cuh"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 // FP8 by the device's own conversions: to nearest even, saturating.
@@ -124,6 +124,11 @@ struct Weigh {
     u32 multiply; // each input is multiplied by `scalar` first
     u32 divide;   // the sum is divided by this, unless 0
 };
+
+template <class T>
+DEVICE Weigh weigh(const ReduceArgs &a) {
+    return Weigh{a.multiply == 2 ? (u64)load<typename T::Bits>(a.scalar) : a.scalar, a.multiply, a.divide};
+}
 
 // The elements of eight bytes while they are reduced.
 template <class T, int OP>

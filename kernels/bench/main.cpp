@@ -70,11 +70,11 @@ static Comm comm(u32 r, u64 call, u64 timeout_ms = 5000) {
     CK(cuCtxSetCurrent(g[r].ctx));
     CK(cuMemHostGetDevicePointer(&d, g[r].report, 0)), c.report = d;
     CK(cuMemHostGetDevicePointer(&d, g[r].abort, 0)), c.abort = d;
-    c.timeout_ns = timeout_ms * 1000000, c.call = call, c.push_at = push_at, c.chunk = chunk, c.rank = r, c.ranks = N;
+    c.timeout_ns = timeout_ms * 1000000, c.call = call, c.push_at = push_at, c.chunk = chunk, c.rank = r, c.ranks = N, c.ll_blocks = LL_BLOCKS_MAX;
     return c;
 }
 static u32 shift_of(u64 bytes) { return bytes <= 64 * 4096 ? 12 : bytes <= 64 * 8192 ? 13 : 14; }
-static const u64 LL_MAX = (u64)LL_BLOCKS * LL_SPAN_MAX;
+static const u64 LL_MAX = (u64)LL_BLOCKS_MAX * LL_SPAN_MAX;
 static u32 push_threads = 1024;
 
 static void launch(CUfunction f, CUstream s, u32 blocks, u32 threads, void *args) {
@@ -88,8 +88,7 @@ static void run(const Kernels &k, u32 r, A &a, u64 most, bool push) {
     if (push) {
         launch(k.push[r], g[r].stream, (u32)std::min<u64>(PUSH_BLOCKS, std::max<u64>(1, (most + 15) / 16)), push_threads, &a);
     } else {
-        a.comm.ll_span_shift = shift_of(most);
-        u64 span = 1ull << a.comm.ll_span_shift, packets = (std::min(most, span) + 7) / 8;
+        u64 span = 1ull << shift_of(most), packets = (std::min(most, span) + 7) / 8;
         launch(k.ll[r], g[r].stream, (u32)((most + span - 1) / span), (u32)std::min<u64>(512, (packets + 31) / 32 * 32), &a);
     }
 }
@@ -378,7 +377,7 @@ int main(int argc, char **argv) {
     CK(cuDeviceGetCount(&devices));
     cuDriverGetVersion(&version);
     if (devices < (int)N) return printf("SKIP two GPUs\n"), 0;
-    push_at = AT_LL + (u64)(N - 1) * LL_SLOTS * LL_BLOCKS * LL_REGION;
+    push_at = AT_LL + (u64)(N - 1) * LL_SLOTS * LL_BLOCKS_MAX * LL_REGION;
     window_bytes = push_at + (u64)(N - 1) * PUSH_BLOCKS * PUSH_SLOTS * chunk;
     for (u32 r = 0; r < N; r++) {
         CK(cuDeviceGet(&g[r].dev, r));

@@ -28,7 +28,7 @@ struct World {
     std::vector<u32 *> aborts;
     u64 push_at;
     explicit World(u32 n) : n(n) {
-        push_at = AT_LL + (u64)(n - 1) * LL_SLOTS * LL_BLOCKS * LL_REGION;
+        push_at = AT_LL + (u64)(n - 1) * LL_SLOTS * LL_BLOCKS_MAX * LL_REGION;
         u64 bytes = push_at + (u64)(n - 1) * PUSH_BLOCKS * PUSH_SLOTS * CHUNK;
         for (u32 r = 0; r < n; r++) {
             windows.push_back((u8 *)aligned_alloc(4096, bytes));
@@ -45,7 +45,7 @@ struct World {
         for (u32 r = 0; r < n; r++) c.windows[r] = (u64)windows[r];
         c.report = (u64)reports[rank], c.abort = (u64)aborts[rank], c.timeout_ns = timeout_ms * 1000000;
         c.call = call, c.push_at = push_at, c.chunk = CHUNK, c.rank = rank, c.ranks = n;
-        c.ll_span_shift = 12;
+        c.ll_blocks = LL_BLOCKS_MAX;
         return c;
     }
 };
