@@ -31,6 +31,8 @@
 
 mod cuda;
 
+pub(super) use cuda::{REPORT_OFFSET, failure};
+
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
