@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError};
 
 use super::sync::{Condvar, Mutex, MutexGuard, wait_a_while};
 
-/// Turns of [`wait_a_while`] before a wait is given up.
+/// Turns of [`wait_a_while`] in vain before a wait is given up.
 const PATIENCE: u32 = 30;
 
 /// A translation that can be taken away.
@@ -26,8 +26,9 @@ struct State<T> {
     translation: Option<Arc<T>>,
     /// Revocations so far.
     generation: u64,
-    /// Accesses under way.
+    /// Accesses under way, and those that wait for a move to end.
     users: u32,
+    waiting: u32,
     /// Between a revocation and its end.
     moving: bool,
     faults: u64,
@@ -51,8 +52,8 @@ impl<T> Default for Revocable<T> {
 impl<T> Revocable<T> {
     /// No translation yet: the first access faults it in.
     pub fn new() -> Self {
-        let (generation, users, moving, faults) = (0, 0, false, 0);
-        let state = State { translation: None, generation, users, moving, faults };
+        let (generation, users, waiting, moving, faults) = (0, 0, 0, false, 0);
+        let state = State { translation: None, generation, users, waiting, moving, faults };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -78,46 +79,69 @@ impl<T> Revocable<T> {
 
     fn enter<E>(&self, fault: &mut impl FnMut() -> Result<T, E>) -> Result<Arc<T>, Refused<E>> {
         let mut turns = 0;
+        let mut waited = false;
         let mut state = self.lock();
-        loop {
+        let entered = loop {
             if state.moving {
-                if turns >= PATIENCE {
-                    return Err(Refused::Moving);
+                if !waited {
+                    waited = true;
+                    state.waiting += 1;
                 }
-                turns += 1;
-                state = wait_a_while(&self.changed, state);
+                if turns >= PATIENCE {
+                    break Err(Refused::Moving);
+                }
+                let in_vain;
+                (state, in_vain) = wait_a_while(&self.changed, state);
+                turns += u32::from(in_vain);
                 continue;
             }
             if let Some(translation) = state.translation.clone() {
                 state.users += 1;
-                return Ok(translation);
+                break Ok(translation);
             }
             let generation = state.generation;
             state.faults += 1;
             drop(state);
-            let made = Arc::new(fault().map_err(Refused::Fault)?);
+            let made = fault();
             state = self.lock();
-            // Otherwise it may name the pages of before the move.
-            if state.generation == generation {
-                state.translation = Some(made);
+            match made {
+                // Otherwise it may name the pages of before the move.
+                Ok(made) if state.generation == generation => {
+                    state.translation = Some(Arc::new(made));
+                }
+                Ok(_) => {}
+                Err(error) => break Err(Refused::Fault(error)),
             }
+        };
+        if waited {
+            state.waiting -= 1;
+            self.changed.notify_all();
         }
+        entered
     }
 
     /// Takes the translation away and waits for the accesses under way. No access begins before
-    /// [`resume`](Self::resume). `false` where one did not end in time: the move must not happen, and
-    /// accesses are allowed again.
+    /// [`resume`](Self::resume). Who waited for an earlier move has its turn first. `false` where an
+    /// access did not end in time: the move must not happen, and accesses are allowed again.
     #[must_use = "memory may only move where the answer is yes"]
     pub fn revoke(&self) -> bool {
+        let mut turns = 0;
         let mut state = self.lock();
+        while state.waiting > 0 && turns < PATIENCE {
+            let in_vain;
+            (state, in_vain) = wait_a_while(&self.changed, state);
+            turns += u32::from(in_vain);
+        }
         state.generation += 1;
         state.moving = true;
         state.translation = None;
-        for _ in 0..PATIENCE {
-            if state.users == 0 {
-                return true;
-            }
-            state = wait_a_while(&self.changed, state);
+        while state.users > 0 && turns < PATIENCE {
+            let in_vain;
+            (state, in_vain) = wait_a_while(&self.changed, state);
+            turns += u32::from(in_vain);
+        }
+        if state.users == 0 {
+            return true;
         }
         state.moving = false;
         self.changed.notify_all();
