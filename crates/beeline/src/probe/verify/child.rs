@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use beeline_core::checks::Outcome;
 use beeline_core::segment::Segment;
-use beeline_sys::mem::HostMem;
+use beeline_sys::mem::{FileMap, HostMem};
 
 use super::{Answer, BYTES_MAX, Fault, Path, Request, open};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::gpu::sim::{Effect, Site};
 use crate::gpu::{Buffer, Gpu, PinnedMem, Stream};
+use crate::memory::dmabuf::{DmaBuf, Kind};
 use crate::storage::{Engine, File, Request as FileRequest};
 
 /// Longest request that is read, in bytes.
@@ -75,6 +76,7 @@ fn run(request: &Request) -> Result<Answer> {
         Path::HostToDevice(device) => host_to_device(&Side::new(device, request, end)?, request),
         Path::DeviceToHost(device) => device_to_host(&Side::new(device, request, end)?, request),
         Path::FileToDevice(device) => file_to_device(&Side::new(device, request, end)?, request),
+        Path::DmaBuf(device) => dma_buf(device),
     }
 }
 
@@ -220,6 +222,38 @@ fn file_to_device(side: &Side, request: &Request) -> Result<Answer> {
     let mb_per_s = mb_per_s(report.bytes, report.elapsed);
     // Every route of today stages in host memory; a file is never direct by the driver's word.
     Ok(Answer { outcome: Outcome::Verified, mb_per_s, direct: false, note })
+}
+
+/// Memory that is exported for the probe: one of the driver's large pages.
+const EXPORTED: u64 = 2 << 20;
+
+/// Whether the driver exports memory as a dma-buf of its exact size, and whether the CPU may map that.
+/// A driver that refuses closes a way of the NIC; nothing is wrong with the device.
+fn dma_buf(name: &str) -> Result<Answer> {
+    let buffer = open(name)?.alloc(EXPORTED)?;
+    let exported = match DmaBuf::export(&buffer) {
+        Ok(exported) => exported,
+        Err(error) => {
+            return Ok(Answer::not_verified(Outcome::Absent, format!("not exported: {error}")));
+        }
+    };
+    let len = exported.len()?;
+    // The file behind a simulated device is all of its memory.
+    if exported.kind() == Kind::Cuda && len != EXPORTED {
+        let note = format!("{EXPORTED} bytes were exported as a dma-buf of {len}");
+        return Ok(Answer::not_verified(Outcome::Differs, note));
+    }
+    let note = match FileMap::new(exported.fd(), 0, beeline_sys::mem::page_size()) {
+        Ok(_) => "exported; the CPU can map it".to_owned(),
+        Err(error) => match error.raw_os_error() {
+            // ENOTSUPP of the kernel, which has no name in user space.
+            Some(524) => "exported; the CPU cannot map it (errno 524, no mmap in the driver): \
+                          other drivers can import it"
+                .to_owned(),
+            _ => format!("exported; the CPU cannot map it ({error})"),
+        },
+    };
+    Ok(Answer { outcome: Outcome::Verified, mb_per_s: None, direct: true, note })
 }
 
 /// A file of the pattern without a name, written through and out of the page cache.
