@@ -375,7 +375,7 @@ mod tests {
 
     fn request(fault: Option<Fault>, path: Path) -> Request {
         let folder = std::env::temp_dir();
-        Request { path, bytes: 3 << 20 | 5, folder, fault, give_up_ms: 500 }
+        Request { path, bytes: 3 << 20 | 5, folder, fault, give_up_ms: 60_000 }
     }
 
     #[test]
