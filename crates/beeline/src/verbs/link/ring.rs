@@ -134,7 +134,7 @@ impl<M: RingMem> Writer<M> {
         self.mem.store(HEAD, self.head);
         // Either this side sees that the reader sleeps, or the reader sees the new position before it
         // does: both put a fence between their store and their load.
-        M::fence();
+        M::fence(); // Pairs with that of `set_sleeping`.
         self.mem.load(SLEEPING) != 0
     }
 
@@ -202,7 +202,7 @@ impl<M: RingMem> Reader<M> {
     /// Says whether this side is about to sleep. Answers whether a message is there all the same.
     pub(super) fn set_sleeping(&self, sleeping: bool) -> bool {
         self.mem.store(SLEEPING, u64::from(sleeping));
-        M::fence();
+        M::fence(); // Pairs with that of `publish`.
         self.has_message()
     }
 
