@@ -7,6 +7,7 @@ mod gpu_bundle;
 mod licences;
 mod mutate;
 mod rig;
+mod sanitize;
 mod skips;
 
 use std::process::{Command, ExitCode};
@@ -23,6 +24,11 @@ const TASKS: &[Task] = &[
     ("licences", ": check the licence of every dependency against the allowed ones", licences::run),
     ("mutate", "[NAME..]: take one check out at a time; a test must fail", mutate::run),
     ("rig", "[TEST] [--full]: boot the test machine and run one of its tests", rig::run_rig),
+    (
+        "sanitize",
+        "[address|thread]: tests of beeline-sys and verbs under a sanitizer",
+        sanitize::run,
+    ),
     (
         "skips",
         "LOG LIST..: compare the SKIP lines of a test log with the committed lists",

@@ -13,6 +13,7 @@
 //! [`Nic::soft`] speaks RoCEv2 on the wire: its peer may be another software NIC, Linux `rdma_rxe` or
 //! hardware. One software NIC is one local address.
 
+mod alarm;
 mod exchange;
 mod lane;
 mod link;

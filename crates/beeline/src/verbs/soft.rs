@@ -17,6 +17,7 @@ use beeline_core::roce::{Mtu, Strength};
 use beeline_core::time::Time;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
+use super::alarm::Alarm;
 use super::link::{Arrival, BATCH, Link, LinkKind, Pcap};
 use super::memory::Memories;
 use crate::error::{Error, Kind, Result};
@@ -63,9 +64,9 @@ pub(super) struct Shared {
     pub(super) kind: LinkKind,
     pub(super) strength: Strength,
     stop: AtomicBool,
-    /// When a caller last polled, and until when the thread sleeps; nanoseconds since `start`.
+    alarm: Alarm,
+    /// When a caller last polled, in nanoseconds since `start`.
     polled: AtomicU64,
-    sleeps_until: AtomicU64,
     /// Since when callers poll in vain, likewise; 0 when they do not.
     idle_since: AtomicU64,
 }
@@ -134,7 +135,7 @@ impl Soft {
             wake,
             stop: AtomicBool::new(false),
             polled: AtomicU64::new(0),
-            sleeps_until: AtomicU64::new(u64::MAX),
+            alarm: Alarm::new(),
             idle_since: AtomicU64::new(0),
         });
         let of_thread = Arc::clone(&shared);
@@ -223,9 +224,9 @@ impl Shared {
 
     /// Wakes the NIC's thread when a clock runs out before it would look.
     fn watch(&self, core: std::sync::MutexGuard<'_, Core>, time: Time) {
-        let due = core.due(self.start, time).map_or(u64::MAX, Time::as_nanos);
+        let due = core.due(self.start, time);
         drop(core);
-        if due < self.sleeps_until.load(Ordering::Acquire) {
+        if self.alarm.oversleeps(due) {
             self.wake();
         }
     }
@@ -250,8 +251,7 @@ impl Shared {
                 let look = polling.then(|| now + POLLING);
                 let due = [due, look].into_iter().flatten().min();
                 // Under the lock, so that whoever changes a clock next compares with this.
-                let until = due.map_or(u64::MAX, Time::as_nanos);
-                self.sleeps_until.store(until, Ordering::Release);
+                self.alarm.sleeps(due);
                 due
             };
             let wait = due.map(|due| due.saturating_since(self.now()));
@@ -259,7 +259,7 @@ impl Shared {
                 continue;
             }
             self.sleep(wait, !polling);
-            self.sleeps_until.store(0, Ordering::Release);
+            self.alarm.wakes();
             if !polling {
                 lock(&self.core).link.set_sleeping(false);
             }
