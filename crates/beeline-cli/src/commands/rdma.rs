@@ -7,16 +7,16 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use beeline::verbs::{
-    Access, Completion, CompletionOp, Connect, Context as RdmaContext, Cq, Endpoint, HostMem, Mr,
-    Nic, Payload, Qp, QpCaps, QpKind, RecvWr, RemoteMemory, SendOp, SendWr, SoftOptions, Status,
+    Completion, CompletionOp, Connect, Context as RdmaContext, Cq, Endpoint, Mr, Nic, Payload, Qp,
+    QpCaps, QpKind, RecvWr, RemoteMemory, SendOp, SendWr, SoftOptions, Status,
 };
 use serde_json::{Value, json};
 
 use super::Context;
+use super::rdma_memory::{Lent, Place, Room};
 use crate::failure::Failure;
 use crate::flags::{RdmaClientFlags, RdmaCommand, RdmaFlags, RdmaNicFlags, RdmaServeFlags};
 use crate::output::{self, Answer};
@@ -49,6 +49,11 @@ pub(crate) fn run(flags: &RdmaFlags, context: &Context) -> Result<Answer, Failur
 
 fn serve(flags: &RdmaServeFlags, context: &Context) -> Result<Answer, Failure> {
     let token = context.cancel_token()?;
+    let (lends, place) = lent(&flags.memory);
+    if let Place::Device(id) = &place {
+        // A device that is not there is no client's fault.
+        context.device(Some(&id.to_string()))?;
+    }
     let (listener, nic) = Listener::open(flags)?;
     let (mut served, mut failed) = (0_u64, 0_u64);
     while flags.count.is_none_or(|count| served + failed < count) && !token.is_cancelled() {
@@ -56,7 +61,8 @@ fn serve(flags: &RdmaServeFlags, context: &Context) -> Result<Answer, Failure> {
             std::thread::sleep(Duration::from_millis(20));
             continue;
         };
-        match session(flags, &listener, nic.as_ref(), stream, &|| token.is_cancelled()) {
+        let cancelled = || token.is_cancelled();
+        match session((lends, &place), context, &listener, nic.as_ref(), stream, &cancelled) {
             Ok(()) => served += 1,
             // One client's trouble is not the end of the service.
             Err(failure) => {
@@ -74,6 +80,18 @@ fn serve(flags: &RdmaServeFlags, context: &Context) -> Result<Answer, Failure> {
     answer.set("served", served);
     answer.set("failed", failed);
     Ok(answer)
+}
+
+/// How much is lent, and where; the last word of each kind counts.
+fn lent(words: &[Lent]) -> (u64, Place) {
+    let (mut bytes, mut place) = (64 << 20, Place::Host);
+    for word in words {
+        match word {
+            Lent::Bytes(most) => bytes = *most,
+            Lent::In(there) => place = there.clone(),
+        }
+    }
+    (bytes, place)
 }
 
 /// Where clients come in.
@@ -208,20 +226,22 @@ struct Side {
     cq: Cq,
     qp: Qp,
     mr: Mr,
-    mem: Arc<HostMem>,
+    mem: Room,
 }
 
 impl Side {
-    fn new(nic: &Nic, bytes: u64, shareable: bool) -> Result<Self, Failure> {
+    fn new(
+        nic: &Nic,
+        bytes: u64,
+        shareable: bool,
+        place: &Place,
+        of: &Context,
+    ) -> Result<Self, Failure> {
         let context = nic.open();
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(1024)?;
         let qp = pd.create_qp(QpKind::Rc, &cq, &cq, QpCaps::default())?;
-        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let mem = if shareable { HostMem::shareable(bytes) } else { HostMem::anonymous(bytes) };
-        let mem = Arc::new(mem.map_err(io_failure)?);
-        mem.populate().map_err(io_failure)?;
-        let mr = pd.reg_mr(Arc::clone(&mem), Access::ALL)?;
+        let (mem, mr) = Room::new(place, &pd, bytes, shareable, of)?;
         Ok(Self { _context: context, cq, qp, mr, mem })
     }
 
@@ -260,7 +280,8 @@ fn checked(completion: Completion) -> Result<Completion, Failure> {
 
 /// One client, from its first word to its last: it says what it wants, and closes when it is done.
 fn session(
-    flags: &RdmaServeFlags,
+    (lends, place): (u64, &Place),
+    context: &Context,
     listener: &Listener,
     nic: Option<&Nic>,
     mut stream: Stream,
@@ -274,9 +295,7 @@ fn session(
     let refusal = match size {
         None => Some("this is no client of this version".to_owned()),
         Some(0) => Some("no memory wanted".to_owned()),
-        Some(size) if size > flags.memory => {
-            Some(format!("{size} bytes wanted, --memory {} lent", flags.memory))
-        }
+        Some(size) if size > lends => Some(format!("{size} bytes wanted, --memory {lends} lent")),
         Some(_) => None,
     };
     let (Some(size), None) = (size, &refusal) else {
@@ -290,7 +309,7 @@ fn session(
         None => Some(Nic::local(listener.accept_nic()?)?),
     };
     let nic = joined.as_ref().or(nic).ok_or_else(|| Failure::failed("io-failed", "no NIC"))?;
-    let side = Side::new(nic, size, joined.is_some())?;
+    let side = Side::new(nic, size, joined.is_some(), place, context)?;
     let peer: Endpoint = stream.hear()?.parse()?;
     side.qp.connect(&peer, &connect())?;
     // Two of them: the second ping may come before the first is answered here.
@@ -312,7 +331,11 @@ fn session(
     Ok(())
 }
 
-fn client(what: &'static str, flags: &RdmaClientFlags, _: &Context) -> Result<Answer, Failure> {
+fn client(
+    what: &'static str,
+    flags: &RdmaClientFlags,
+    context: &Context,
+) -> Result<Answer, Failure> {
     let bytes = flags.size.unwrap_or(if what == "bw" { 1 << 20 } else { 64 });
     let len = u32::try_from(bytes).ok().filter(|len| (1..=1 << 30).contains(len));
     let len = len.ok_or_else(|| {
@@ -330,7 +353,8 @@ fn client(what: &'static str, flags: &RdmaClientFlags, _: &Context) -> Result<An
     };
     let slots = if what == "bw" { DEPTH.min((64 << 20) / bytes).max(1) } else { 1 };
     let room = bytes.saturating_mul(slots);
-    let side = Side::new(&nic, room, matches!(target, Target::Local(_)))?;
+    let local = matches!(target, Target::Local(_));
+    let side = Side::new(&nic, room, local, &flags.memory, context)?;
     stream.say(&side.qp.endpoint().to_string())?;
     let peer: Endpoint = stream.hear()?.parse()?;
     let remote: RemoteMemory = stream.hear()?.parse()?;
@@ -340,6 +364,9 @@ fn client(what: &'static str, flags: &RdmaClientFlags, _: &Context) -> Result<An
     let resolved = nic.open().resolved();
     answer.line("link", &format!("{:?}, {}", resolved.link, resolved.why));
     answer.set("link", format!("{:?}", resolved.link).to_lowercase());
+    let simulated = if side.mem.is_simulated() { " (SIMULATED)" } else { "" };
+    answer.line("memory", &format!("{} here{simulated}", flags.memory));
+    answer.set("memory", flags.memory.to_string());
     answer.set("bytes", bytes);
     answer.set("iterations", flags.iterations);
     let rows = match what {
@@ -437,7 +464,7 @@ impl Run<'_> {
     fn prepare(&self) -> Result<(), Failure> {
         let bytes = u64::from(self.len);
         for slot in 0..self.slots {
-            self.side.mem.write(slot * bytes, &pattern(self.len)).map_err(outside)?;
+            self.side.mem.write(slot * bytes, &pattern(self.len))?;
         }
         let op = SendOp::Write { remote: self.remote.at(0), imm: None };
         self.side.post(0, op, 0, self.len)?;
@@ -450,15 +477,15 @@ impl Run<'_> {
         let mut got = vec![0; self.len as usize];
         let differ = || Failure::failed("bytes-differ", "the bytes that arrived differ");
         for slot in 0..self.slots {
-            self.side.mem.read(slot * bytes, &mut got).map_err(outside)?;
+            self.side.mem.read(slot * bytes, &mut got)?;
             if got != expected {
                 return Err(differ());
             }
         }
-        self.side.mem.fill(0, bytes, 0).map_err(outside)?;
+        self.side.mem.fill(0, bytes, 0)?;
         self.side.post(0, SendOp::Read { remote: self.remote.at(0) }, 0, self.len)?;
         self.side.done()?;
-        self.side.mem.read(0, &mut got).map_err(outside)?;
+        self.side.mem.read(0, &mut got)?;
         if got == expected { Ok(()) } else { Err(differ()) }
     }
 }
@@ -536,10 +563,6 @@ fn pattern(len: u32) -> Vec<u8> {
 }
 
 fn io_failure(error: io::Error) -> Failure {
-    Failure::failed("io-failed", error.to_string())
-}
-
-fn outside(error: impl std::fmt::Display) -> Failure {
     Failure::failed("io-failed", error.to_string())
 }
 
