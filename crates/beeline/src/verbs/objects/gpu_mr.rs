@@ -39,7 +39,7 @@ impl Pd {
             return Err(Error::refused(text).coded("range-of-host-memory"));
         }
         let mut mr = self.reg_mr(registration.memory()?, access)?;
-        mr.registration = Some(registration);
+        mr.registration = Some(Box::new(registration));
         Ok(mr)
     }
 
@@ -54,8 +54,8 @@ impl Pd {
 
 impl Mr {
     /// The pinning and mapping behind it, where [`Pd::register`] made it.
-    pub const fn registration(&self) -> Option<&Registration> {
-        self.registration.as_ref()
+    pub fn registration(&self) -> Option<&Registration> {
+        self.registration.as_deref()
     }
 
     /// Revokes the region, waits until no access is under way, and ends it: afterwards its memory may be

@@ -23,7 +23,7 @@ pub struct Mr {
     registered: Registered,
     access: Access,
     /// Undone with the region.
-    pub(super) registration: Option<Pinning>,
+    pub(super) registration: Option<Box<Pinning>>,
     gone: bool,
 }
 
