@@ -20,6 +20,8 @@ struct Mutation {
     from: String,
     to: String,
     package: String,
+    /// The integration test that must fail; the library's own tests where there is none.
+    target: Option<String>,
     tests: String,
 }
 
@@ -62,6 +64,7 @@ fn parse(text: &str) -> Result<Vec<Mutation>, String> {
             from: need("from")?,
             to: need("to")?,
             package: need("package")?,
+            target: field("target"),
             tests: need("tests")?,
         });
     }
@@ -86,7 +89,7 @@ fn target(root: &Path) -> PathBuf {
 }
 
 fn is_killed(copy: &Path, mutation: &Mutation) -> Result<bool, String> {
-    let Mutation { name, file, from, to, package, tests } = mutation;
+    let Mutation { name, file, from, to, package, target, tests } = mutation;
     let path = copy.join(file);
     let original =
         std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -98,8 +101,9 @@ fn is_killed(copy: &Path, mutation: &Mutation) -> Result<bool, String> {
         count => return Err(format!("{name}: `{from}` stands {count} times in {file}")),
     }
     write(&original.replace(from.as_str(), to))?;
-    let built = tests_of(copy, package).arg("--no-run").output();
-    let tested = tests_of(copy, package).arg(tests).output();
+    let target = target.as_deref();
+    let built = tests_of(copy, package, target).arg("--no-run").output();
+    let tested = tests_of(copy, package, target).arg(tests).output();
     write(&original)?;
     let (built, tested) = match (built, tested) {
         (Ok(built), Ok(tested)) => (built, tested),
@@ -112,9 +116,13 @@ fn is_killed(copy: &Path, mutation: &Mutation) -> Result<bool, String> {
     Ok(!tested.status.success())
 }
 
-fn tests_of(copy: &Path, package: &str) -> Command {
+fn tests_of(copy: &Path, package: &str, target: Option<&str>) -> Command {
     let mut command = cargo();
     command.current_dir(copy).env("CARGO_TARGET_DIR", copy.join("target"));
-    command.args(["test", "--offline", "--lib", "-p", package]);
+    command.args(["test", "--offline", "-p", package]);
+    match target {
+        Some(target) => command.args(["--test", target]),
+        None => command.arg("--lib"),
+    };
     command
 }

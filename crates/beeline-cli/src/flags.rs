@@ -14,6 +14,8 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
+use crate::commands::rdma_memory::{Lent, Place};
+
 const ABOUT: &str = "Move bytes on the straightest line between files and GPU memory";
 
 const LONG_ABOUT: &str = "\
@@ -235,6 +237,10 @@ pub(crate) struct ExplainFlags {
     #[arg(long)]
     pub(crate) write: bool,
 
+    /// Show the addresses of memory instead: FILE is host, cuda:N or sim:N
+    #[arg(long, conflicts_with_all = ["device", "load", "write"])]
+    pub(crate) addresses: bool,
+
     #[command(flatten)]
     pub(crate) route: RouteFlags,
 }
@@ -380,9 +386,10 @@ pub(crate) struct RdmaServeFlags {
     #[arg(long, value_name = "ADDRESS", conflicts_with = "local")]
     pub(crate) bind: Option<IpAddr>,
 
-    /// Most memory lent to a client
-    #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = parse_size)]
-    pub(crate) memory: u64,
+    /// Memory lent to a client: the most of it (64M), and where it lies (host, cuda:N, sim:N). May be
+    /// given once for each
+    #[arg(long, value_name = "BYTES|PLACE", action = clap::ArgAction::Append)]
+    pub(crate) memory: Vec<Lent>,
 
     /// End after so many clients; by default a signal ends it
     #[arg(long, value_name = "N")]
@@ -402,6 +409,10 @@ pub(crate) struct RdmaClientFlags {
     /// Address of the NIC here; by default the one that reaches the server, 127.0.0.2 on loopback
     #[arg(long, value_name = "ADDRESS", conflicts_with = "local")]
     pub(crate) from: Option<IpAddr>,
+
+    /// Where this side's memory lies: host, cuda:N or sim:N
+    #[arg(long, value_name = "PLACE", default_value = "host")]
+    pub(crate) memory: Place,
 
     /// Bytes of a message [64; bw: 1M]
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
@@ -488,7 +499,7 @@ fn link_parser() -> impl TypedValueParser<Value = LinkKind> {
         .map(|text| if text == "raw" { LinkKind::Raw } else { LinkKind::Udp })
 }
 
-fn parse_size(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     parse_bytes(text)
         .ok_or_else(|| "write a whole number of bytes, as 4096, 64M or 2GiB".to_owned())
 }

@@ -328,7 +328,7 @@ fn child(device: &str, socket: &Path) -> Outcome {
         match answer {
             Ok(text) => control.say(&text)?,
             Err(error) => {
-                control.say(&format!("error {}", error.to_string().replace('\n', " ")))?
+                control.say(&format!("error {}", error.to_string().replace('\n', " ")))?;
             }
         }
         if words[0] == "quit" {
@@ -472,7 +472,7 @@ fn refusals(gpu: &Gpu) -> Outcome {
                 )?;
             }
             Err(error) => {
-                println!("note dma-buf of {name} memory is refused [{}]: {error}", error.code())
+                println!("note dma-buf of {name} memory is refused [{}]: {error}", error.code());
             }
         }
     }

@@ -5,7 +5,7 @@ use beeline::storage::{File, Operation, Plan, RouteShare, StorageRequest, Storag
 use serde_json::{Map, Value, json};
 
 use super::explain_ends::Name;
-use super::{Context, device_json, explain_ends, label, what};
+use super::{Context, device_json, explain_addresses, explain_ends, label, what};
 use crate::failure::{Failure, reason_json};
 use crate::flags::ExplainFlags;
 use crate::output::{self, Answer};
@@ -15,6 +15,9 @@ use crate::output::{self, Answer};
 /// # Errors
 /// What opening the file or the device says.
 pub(crate) fn run(flags: &ExplainFlags, context: &Context) -> Result<Answer, Failure> {
+    if flags.addresses {
+        return explain_addresses::run(&flags.file.to_string_lossy(), context);
+    }
     let from = flags.file.to_str().and_then(Name::parse).filter(|_| !flags.file.exists());
     if let Some(from) = &from {
         let to = flags.device.as_deref().and_then(Name::parse);

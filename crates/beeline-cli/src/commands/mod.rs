@@ -5,12 +5,14 @@ mod copy;
 mod devices;
 mod doctor;
 mod explain;
+mod explain_addresses;
 mod explain_ends;
 mod html;
 mod load;
 mod man;
 mod probe;
 mod rdma;
+pub(crate) mod rdma_memory;
 mod topo;
 
 use std::cell::{Cell, OnceCell};

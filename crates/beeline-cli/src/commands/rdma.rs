@@ -10,18 +10,18 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use beeline::verbs::{
-    Access, Completion, CompletionOp, Connect, Context as RdmaContext, Cq, Endpoint, HostMem, Mr,
-    Nic, Payload, Qp, QpCaps, QpKind, RecvWr, RemoteMemory, SendOp, SendWr, SoftOptions, Status,
+    Completion, CompletionOp, Connect, Context as RdmaContext, Cq, Endpoint, Mr, Nic, Payload, Qp,
+    QpCaps, QpKind, RecvWr, RemoteMemory, SendOp, SendWr, SoftOptions, Status,
 };
 use serde_json::Value;
 
 use self::measure::Run;
 use self::stream::{Listener, Stream};
 use super::Context;
+use super::rdma_memory::{Lent, Place, Room};
 use crate::failure::Failure;
 use crate::flags::{RdmaClientFlags, RdmaCommand, RdmaFlags, RdmaNicFlags, RdmaServeFlags};
 use crate::output::{self, Answer};
@@ -54,6 +54,11 @@ pub(crate) fn run(flags: &RdmaFlags, context: &Context) -> Result<Answer, Failur
 
 fn serve(flags: &RdmaServeFlags, context: &Context) -> Result<Answer, Failure> {
     let token = context.cancel_token()?;
+    let (lends, place) = lent(&flags.memory);
+    if let Place::Device(id) = &place {
+        // A device that is not there is no client's fault.
+        context.device(Some(&id.to_string()))?;
+    }
     let (listener, nic) = Listener::open(flags)?;
     let (mut served, mut failed) = (0_u64, 0_u64);
     while flags.count.is_none_or(|count| served + failed < count) && !token.is_cancelled() {
@@ -61,7 +66,8 @@ fn serve(flags: &RdmaServeFlags, context: &Context) -> Result<Answer, Failure> {
             std::thread::sleep(Duration::from_millis(20));
             continue;
         };
-        match session(flags, &listener, nic.as_ref(), stream, &|| token.is_cancelled()) {
+        let cancelled = || token.is_cancelled();
+        match session((lends, &place), context, &listener, nic.as_ref(), stream, &cancelled) {
             Ok(()) => served += 1,
             // One client's trouble is not the end of the service.
             Err(failure) => {
@@ -81,26 +87,40 @@ fn serve(flags: &RdmaServeFlags, context: &Context) -> Result<Answer, Failure> {
     Ok(answer)
 }
 
+/// How much is lent, and where; the last word of each kind counts.
+fn lent(words: &[Lent]) -> (u64, Place) {
+    let (mut bytes, mut place) = (64 << 20, Place::Host);
+    for word in words {
+        match word {
+            Lent::Bytes(most) => bytes = *most,
+            Lent::In(there) => place = there.clone(),
+        }
+    }
+    (bytes, place)
+}
+
 /// One end of a connection, with its memory.
 struct Side {
     _context: RdmaContext,
     cq: Cq,
     qp: Qp,
     mr: Mr,
-    mem: Arc<HostMem>,
+    mem: Room,
 }
 
 impl Side {
-    fn new(nic: &Nic, bytes: u64, shareable: bool) -> Result<Self, Failure> {
+    fn new(
+        nic: &Nic,
+        bytes: u64,
+        shareable: bool,
+        place: &Place,
+        of: &Context,
+    ) -> Result<Self, Failure> {
         let context = nic.open();
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(1024)?;
         let qp = pd.create_qp(QpKind::Rc, &cq, &cq, QpCaps::default())?;
-        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let mem = if shareable { HostMem::shareable(bytes) } else { HostMem::anonymous(bytes) };
-        let mem = Arc::new(mem.map_err(io_failure)?);
-        mem.populate().map_err(io_failure)?;
-        let mr = pd.reg_mr(Arc::clone(&mem), Access::ALL)?;
+        let (mem, mr) = Room::new(place, &pd, bytes, shareable, of)?;
         Ok(Self { _context: context, cq, qp, mr, mem })
     }
 
@@ -139,7 +159,8 @@ fn checked(completion: Completion) -> Result<Completion, Failure> {
 
 /// One client, from its first word to its last: it says what it wants, and closes when it is done.
 fn session(
-    flags: &RdmaServeFlags,
+    (lends, place): (u64, &Place),
+    context: &Context,
     listener: &Listener,
     nic: Option<&Nic>,
     mut stream: Stream,
@@ -153,9 +174,7 @@ fn session(
     let refusal = match size {
         None => Some("this is no client of this version".to_owned()),
         Some(0) => Some("no memory wanted".to_owned()),
-        Some(size) if size > flags.memory => {
-            Some(format!("{size} bytes wanted, --memory {} lent", flags.memory))
-        }
+        Some(size) if size > lends => Some(format!("{size} bytes wanted, --memory {lends} lent")),
         Some(_) => None,
     };
     let (Some(size), None) = (size, &refusal) else {
@@ -169,7 +188,7 @@ fn session(
         None => Some(Nic::local(listener.accept_nic()?)?),
     };
     let nic = joined.as_ref().or(nic).ok_or_else(|| Failure::failed("io-failed", "no NIC"))?;
-    let side = Side::new(nic, size, joined.is_some())?;
+    let side = Side::new(nic, size, joined.is_some(), place, context)?;
     let peer: Endpoint = stream.hear()?.parse()?;
     side.qp.connect(&peer, &connect())?;
     // Two of them: the second ping may come before the first is answered here.
@@ -191,7 +210,11 @@ fn session(
     Ok(())
 }
 
-fn client(what: &'static str, flags: &RdmaClientFlags, _: &Context) -> Result<Answer, Failure> {
+fn client(
+    what: &'static str,
+    flags: &RdmaClientFlags,
+    context: &Context,
+) -> Result<Answer, Failure> {
     let bytes = flags.size.unwrap_or(if what == "bw" { 1 << 20 } else { 64 });
     let len = u32::try_from(bytes).ok().filter(|len| (1..=1 << 30).contains(len));
     let len = len.ok_or_else(|| {
@@ -209,7 +232,8 @@ fn client(what: &'static str, flags: &RdmaClientFlags, _: &Context) -> Result<An
     };
     let slots = if what == "bw" { DEPTH.min((64 << 20) / bytes).max(1) } else { 1 };
     let room = bytes.saturating_mul(slots);
-    let side = Side::new(&nic, room, matches!(target, Target::Local(_)))?;
+    let local = matches!(target, Target::Local(_));
+    let side = Side::new(&nic, room, local, &flags.memory, context)?;
     stream.say(&side.qp.endpoint().to_string())?;
     let peer: Endpoint = stream.hear()?.parse()?;
     let remote: RemoteMemory = stream.hear()?.parse()?;
@@ -221,6 +245,9 @@ fn client(what: &'static str, flags: &RdmaClientFlags, _: &Context) -> Result<An
     answer.set("link", format!("{:?}", resolved.link).to_lowercase());
     answer.set("why", resolved.why.as_str());
     answer.set("why_text", resolved.why.title());
+    let simulated = if side.mem.is_simulated() { " (SIMULATED)" } else { "" };
+    answer.line("memory", &format!("{} here{simulated}", flags.memory));
+    answer.set("memory", flags.memory.to_string());
     answer.set("bytes", bytes);
     answer.set("iterations", flags.iterations);
     let rows = match what {
@@ -282,10 +309,6 @@ fn connect() -> Connect {
 }
 
 fn io_failure(error: io::Error) -> Failure {
-    Failure::failed("io-failed", error.to_string())
-}
-
-fn outside(error: impl std::fmt::Display) -> Failure {
     Failure::failed("io-failed", error.to_string())
 }
 

@@ -104,3 +104,47 @@ fn what_cannot_be_is_refused_before_anything_is_sent() {
     assert_eq!(run.code, Some(1), "{run:?}");
     assert!(run.stderr.contains("rdma serve"), "{run:?}");
 }
+
+#[test]
+fn memory_of_a_device_at_both_ends() {
+    let folder = folder();
+    let socket = folder.path().join("rdma.sock");
+    let socket = socket.to_str().unwrap();
+    let args = ["--local", socket, "--memory", "sim:0", "--memory", "8M", "--count", "4", "--json"];
+    let server = Server::start(&args);
+    for (what, size, memory) in
+        [("ping", "64", "sim:0"), ("bw", "1M", "sim:0"), ("bw", "4097", "host")]
+    {
+        let args =
+            ["rdma", what, "--local", socket, "--size", size, "-n", "20", "--memory", memory];
+        let json = beeline(&[&args[..], &["--json"]].concat()).ok().json();
+        assert_eq!((&json["memory"], &json["compared"]), (&memory.into(), &true.into()), "{json}");
+    }
+    let args = ["rdma", "write", "--local", socket, "-n", "5", "--memory", "sim:0"];
+    let text = beeline(&args).ok().stdout;
+    assert!(text.contains("sim:0 here (SIMULATED)"), "{text}");
+    assert_eq!(server.end().ok().json()["served"].as_u64(), Some(4));
+    for odd in ["gpu", "cuda:x", "12Q"] {
+        let run = beeline(&["rdma", "serve", "--memory", odd, "--count", "1", "--port", "0"]);
+        assert_eq!(run.code, Some(2), "{odd}: {run:?}");
+    }
+}
+
+#[test]
+fn the_names_of_a_byte_are_shown() {
+    let text = beeline(&["explain", "--addresses", "host"]).ok().stdout;
+    assert!(text.contains("client host") && text.contains("-> Iova 0x"), "{text}");
+    let run = command()
+        .args(["explain", "--addresses", "sim:0", "--json"])
+        .env("BEELINE_SIM_PROFILE", "bar")
+        .output();
+    let json = Run::from(run.unwrap()).ok().json();
+    let of = |n: usize| &json["addresses"][n];
+    assert_eq!(of(0)["client"], "simulated GPU");
+    assert_eq!(of(1)["client"], "pinned host");
+    assert_eq!(of(2)["client"], "BAR window");
+    // What a device beside it would name is the bus address.
+    let run = &of(2)["runs"][0];
+    assert!(run["bus"].is_string() && run["bus"] == run["iova"], "{json}");
+    assert_eq!(beeline(&["explain", "--addresses", "nothing"]).code, Some(2));
+}

@@ -22,6 +22,7 @@ mod rdma_net;
 mod rdma_port;
 mod rdma_reg;
 mod rdma_use;
+mod runtime;
 mod storage;
 mod storage_config;
 mod storage_place;
@@ -31,6 +32,7 @@ mod transfers;
 pub(crate) use context::lacks_rdma;
 pub use context::{Context, Iommu};
 pub use paths::{Level, PathVerdict};
+pub use runtime::{Happened, Verb, explain};
 pub use table::TABLE;
 pub use transfers::{Outcome, Place, Transfer};
 

@@ -176,6 +176,11 @@ pub struct BarWindow {
 }
 
 impl BarWindow {
+    /// The memory behind it.
+    pub const fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
     /// Length in bytes.
     pub const fn len(&self) -> u64 {
         self.buffer.len()

@@ -1,13 +1,15 @@
 //! GPU memory as a NIC in software reaches it: checked when it is registered, and at every access.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use beeline_sys::cuda::Retained;
 
+use super::peer::Invalidate;
 use crate::error::{Error, Result};
 use crate::gpu::{Buffer, Gpu, sim};
+use crate::lock;
 
 /// Longer accesses go through the copy engine where there is one.
 const WINDOW_BYTES_MAX: u64 = 16 << 10;
@@ -25,6 +27,8 @@ pub struct GpuMemory {
     buffer: Buffer,
     hold: Hold,
     reach: Reach,
+    /// Told, once, when the memory is found to be gone.
+    told: Mutex<Option<Invalidate>>,
 }
 
 /// What keeps the memory from becoming another.
@@ -78,7 +82,7 @@ impl GpuMemory {
             }
             _ => Reach::CopyEngine,
         };
-        Ok(Self { buffer: buffer.clone(), hold: hold(buffer)?, reach })
+        Ok(Self { buffer: buffer.clone(), hold: hold(buffer)?, reach, told: Mutex::default() })
     }
 
     /// Memory that may move while it is registered: its translation is taken away before, and the next
@@ -97,7 +101,12 @@ impl GpuMemory {
             .remedy("attach it pinned"));
         };
         let reach = Reach::Window(sim::Attachment::dynamic(allocation)?);
-        Ok(Self { buffer: buffer.clone(), hold: Hold::Owned, reach })
+        Ok(Self { buffer: buffer.clone(), hold: Hold::Owned, reach, told: Mutex::default() })
+    }
+
+    /// Calls `invalidate` when the memory is found to be gone.
+    pub(crate) fn on_gone(self, invalidate: Invalidate) -> Self {
+        Self { told: Mutex::new(Some(invalidate)), ..self }
     }
 
     /// The memory.
@@ -171,6 +180,10 @@ impl GpuMemory {
             return Ok(());
         }
         gone.store(true, Ordering::Release);
+        let told = lock(&self.told).take();
+        if let Some(invalidate) = told {
+            invalidate.call();
+        }
         Err(allocation_gone(&self.buffer))
     }
 

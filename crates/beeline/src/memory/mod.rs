@@ -1,11 +1,14 @@
 //! Memory that devices reach: pinned host memory within a budget, and the registration of every kind
 //! of memory with a device that is not its own.
 
+pub mod cache;
 pub mod dmabuf;
 mod gpu_memory;
 mod numa;
+pub mod peer;
 pub mod pinned_vram;
 mod pool;
+pub mod registration;
 pub mod revocation;
 mod sync;
 

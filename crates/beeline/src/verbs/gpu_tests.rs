@@ -207,9 +207,9 @@ fn pinned_memory_does_not_move_and_says_who_holds_it() {
     assert_eq!((error.is_refused(), error.code()), (true, "memory-pinned"));
     let holder = format!("a memory region of NIC {}", nic.open().local());
     assert!(error.to_string().contains(&holder), "{error}");
-    let (own, buffer) = (side.gpu.clone(), side.buffer.clone());
+    let (device, buffer) = (side.gpu.clone(), side.buffer.clone());
     drop(side);
-    own.as_sim().unwrap().relocate(&buffer).unwrap();
+    device.as_sim().unwrap().relocate(&buffer).unwrap();
     let plain = gpu(Profile::Plain);
     let pd = nic.open().alloc_pd().unwrap();
     let error = pd.reg_gpu_dynamic(&plain.alloc(4096).unwrap(), Access::ALL).unwrap_err();

@@ -52,6 +52,9 @@ pub const ALL: &[(&str, fn())] = &[
     ("words_of_64_bits", words_of_64_bits),
     ("dma_buf", dma_buf),
     ("dma_buf_refused", dma_buf_refused),
+    ("foreign_memory_freed", crate::regions::foreign_memory_freed),
+    ("registration_cache", crate::regions::registration_cache),
+    ("region_refusals", crate::regions::refusals),
 ];
 
 pub fn cuda(ordinal: u32) -> Gpu {

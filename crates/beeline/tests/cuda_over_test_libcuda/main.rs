@@ -18,6 +18,7 @@ mod driver;
 mod guest;
 mod library;
 mod pieces;
+mod regions;
 
 use beeline::gpu::{DeviceId, Gpu};
 
@@ -35,6 +36,14 @@ fn in_a_process_of_its_own() {
 #[test]
 fn pieces_on_the_simulated_device() {
     pieces::all(&Gpu::open(&DeviceId::Sim(0)).unwrap());
+}
+
+#[test]
+fn regions_of_memory_that_its_owner_may_free() {
+    let Some(library) = Library::built() else { return };
+    for case in ["foreign_memory_freed", "registration_cache", "region_refusals"] {
+        child(case, &library, &[]).passed();
+    }
 }
 
 #[test]

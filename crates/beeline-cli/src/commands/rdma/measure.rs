@@ -5,7 +5,7 @@ use std::time::Instant;
 use beeline::verbs::{CompletionOp, RemoteMemory, SendOp};
 use serde_json::{Value, json};
 
-use super::{Side, outside};
+use super::Side;
 use crate::failure::Failure;
 use crate::output;
 
@@ -91,7 +91,7 @@ impl Run<'_> {
     fn prepare(&self) -> Result<(), Failure> {
         let bytes = u64::from(self.len);
         for slot in 0..self.slots {
-            self.side.mem.write(slot * bytes, &pattern(self.len)).map_err(outside)?;
+            self.side.mem.write(slot * bytes, &pattern(self.len))?;
         }
         let op = SendOp::Write { remote: self.remote.at(0), imm: None };
         self.side.post(0, op, 0, self.len)?;
@@ -104,15 +104,15 @@ impl Run<'_> {
         let mut got = vec![0; self.len as usize];
         let differ = || Failure::failed("bytes-differ", "the bytes that arrived differ");
         for slot in 0..self.slots {
-            self.side.mem.read(slot * bytes, &mut got).map_err(outside)?;
+            self.side.mem.read(slot * bytes, &mut got)?;
             if got != expected {
                 return Err(differ());
             }
         }
-        self.side.mem.fill(0, bytes, 0).map_err(outside)?;
+        self.side.mem.fill(0, bytes, 0)?;
         self.side.post(0, SendOp::Read { remote: self.remote.at(0) }, 0, self.len)?;
         self.side.done()?;
-        self.side.mem.read(0, &mut got).map_err(outside)?;
+        self.side.mem.read(0, &mut got)?;
         if got == expected { Ok(()) } else { Err(differ()) }
     }
 }

@@ -1,11 +1,16 @@
 //! GPU memory as memory regions.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use beeline_core::addr::ByteRange;
 
 use super::super::memory::Memory;
 use super::{Mr, Pd};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::gpu::Buffer;
+use crate::memory::peer::Subject;
+use crate::memory::registration::Registration;
 use crate::memory::{Atomicity, Flush, GpuMemory, holder_of};
 use crate::verbs::Access;
 
@@ -20,6 +25,24 @@ impl Pd {
         self.reg_mr(Arc::new(GpuMemory::pinned(buffer, &holder)?), access)
     }
 
+    /// Registers `range` of any kind of memory, by the peer memory client whose it is.
+    ///
+    /// # Errors
+    /// As [`Pd::reg_gpu`], and [`Registration::new`].
+    pub fn register(&self, subject: &Subject, range: ByteRange, access: Access) -> Result<Mr> {
+        let holder = holder_of(&self.context().local());
+        let registration = Registration::new(subject, range, &holder)?;
+        if let Memory::Host(mem) = registration.memory()?
+            && mem.len() != range.len
+        {
+            let text = "host memory is registered as a whole by a NIC in software";
+            return Err(Error::refused(text).coded("range-of-host-memory"));
+        }
+        let mut mr = self.reg_mr(registration.memory()?, access)?;
+        mr.registration = Some(Box::new(registration));
+        Ok(mr)
+    }
+
     /// Registers GPU memory that may move meanwhile.
     ///
     /// # Errors
@@ -30,6 +53,29 @@ impl Pd {
 }
 
 impl Mr {
+    /// The pinning and mapping behind it, where [`Pd::register`] made it.
+    pub fn registration(&self) -> Option<&Registration> {
+        self.registration.as_deref()
+    }
+
+    /// Revokes the region, waits until no access is under way, and ends it: afterwards its memory may be
+    /// freed or used for something else.
+    ///
+    /// # Errors
+    /// `is_timeout`, and the region back, where an access does not end by `deadline`; `is_refused` with code
+    /// `region-in-use` while posted work requests name it. It stays revoked.
+    pub fn drain(self, deadline: Instant) -> Result<(), (Self, Error)> {
+        self.revoke();
+        while self.in_flight() > 0 {
+            if Instant::now() >= deadline {
+                let text = format!("{} accesses of a region are under way", self.in_flight());
+                return Err((self, Error::new(Kind::Timeout, text)));
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        self.deregister()
+    }
+
     /// The GPU memory behind it, if it is that.
     pub fn gpu_memory(&self) -> Option<&GpuMemory> {
         match self.memory() {

@@ -10,6 +10,7 @@ use super::super::exchange::RemoteMemory;
 use super::super::memory::Memory;
 use super::context::{Pd, PdInner};
 use crate::error::{Error, Result};
+use crate::memory::registration::Registration as Pinning;
 
 /// Registered memory. It holds the memory, so that nothing the NIC may still touch is freed.
 ///
@@ -21,6 +22,8 @@ pub struct Mr {
     memory: Memory,
     registered: Registered,
     access: Access,
+    /// Undone with the region.
+    pub(super) registration: Option<Box<Pinning>>,
     gone: bool,
 }
 
@@ -47,7 +50,14 @@ impl Pd {
         let registered = registered.map_err(|error: beeline_core::mr::RegisterError| {
             Error::refused("cannot register memory").because(error)
         })?;
-        Ok(Mr { pd: Arc::clone(&self.inner), memory, registered, access, gone: false })
+        Ok(Mr {
+            pd: Arc::clone(&self.inner),
+            memory,
+            registered,
+            access,
+            registration: None,
+            gone: false,
+        })
     }
 }
 
