@@ -46,6 +46,7 @@ pub use objects::{AsyncEvent, Context, Cq, Mr, Pd, Qp, QpCaps, Resolved, Srq};
 
 use self::link::{FaultLink, Link, LocalLink, PairLink, Pcap, UdpLink};
 use self::soft::Soft;
+pub(crate) use self::soft::random;
 use crate::error::{Error, Result};
 
 /// A NIC.
