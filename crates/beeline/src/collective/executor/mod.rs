@@ -30,6 +30,10 @@
 //!   capture counts on the device instead, since a replay reuses its arguments.
 
 mod cuda;
+mod faults;
+mod staged;
+
+pub use faults::Faults;
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -69,7 +73,7 @@ pub(crate) struct Gathered {
 }
 
 /// Choices of a communicator.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
     /// How long a call waits for the other ranks before it fails, naming who is missing.
@@ -80,6 +84,10 @@ pub struct Settings {
     pub chunk_bytes: u64,
     /// Blocks or threads that work on one call (0: by size); results never depend on it.
     pub channels: u32,
+    /// Always through host memory, also where the devices reach each other.
+    pub staged: bool,
+    /// What is to go wrong, for tests of programs that must bear it.
+    pub faults: Faults,
 }
 
 impl Default for Settings {
@@ -89,6 +97,8 @@ impl Default for Settings {
             algorithm: None,
             chunk_bytes: 1 << 20,
             channels: 0,
+            staged: false,
+            faults: Faults::default(),
         }
     }
 }
@@ -143,13 +153,43 @@ pub(crate) enum Factor {
 pub(crate) enum Executor {
     /// Kernels and copy engines.
     Cuda(cuda::Cuda),
+    /// The CPU, through host memory.
+    Staged(staged::Staged),
 }
 
 impl Executor {
+    /// The best executor that all ranks can have. All ranks are inside this call.
+    pub(crate) fn join(setup: &mut Setup<'_>) -> Result<Self> {
+        let real = setup.gpu.as_sim().is_none();
+        let direct = real && !setup.settings.staged;
+        // Whether to try is a decision of all.
+        let all = (setup.exchange)(&[u8::from(direct)], Vec::new())?;
+        if all.iter().all(|given| given.bytes == [1]) {
+            let joined = cuda::Cuda::join(setup);
+            let all = (setup.exchange)(&[u8::from(joined.is_ok())], Vec::new())?;
+            let agreed = all.iter().all(|given| given.bytes == [1]);
+            match joined {
+                Ok(cuda) if agreed => return Ok(Self::Cuda(cuda)),
+                Ok(cuda) => cuda.close(Instant::now()),
+                Err(error) if error.is_no_route() => {
+                    tracing::info!(%error, "collectives go through host memory");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        staged::Staged::join(setup).map(Self::Staged)
+    }
+
+    /// Whether calls go through host memory.
+    pub(crate) const fn is_staged(&self) -> bool {
+        matches!(self, Self::Staged(_))
+    }
+
     /// Queues `batch` in `stream`.
     pub(crate) fn enqueue(&mut self, batch: &Batch, stream: &Stream) -> Result<()> {
         match self {
             Self::Cuda(cuda) => cuda.enqueue(batch, stream),
+            Self::Staged(staged) => staged.enqueue(batch, stream),
         }
     }
 
@@ -157,6 +197,7 @@ impl Executor {
     pub(crate) fn register(&mut self, ptr: DevicePtr, len: u64) -> Result<()> {
         match self {
             Self::Cuda(cuda) => cuda.register(ptr, len),
+            Self::Staged(_) => Ok(()),
         }
     }
 
@@ -164,6 +205,7 @@ impl Executor {
     pub(crate) fn forget(&mut self, ptr: DevicePtr) {
         match self {
             Self::Cuda(cuda) => cuda.forget(ptr),
+            Self::Staged(_) => {}
         }
     }
 
@@ -171,6 +213,7 @@ impl Executor {
     pub(crate) fn close(self, deadline: Instant) {
         match self {
             Self::Cuda(cuda) => cuda.close(deadline),
+            Self::Staged(staged) => staged.close(deadline),
         }
     }
 }
