@@ -41,6 +41,7 @@ use std::time::{Duration, Instant};
 use beeline_core::addr::DevicePtr;
 
 use super::control::Control;
+use crate::config;
 use crate::core::collective::{Algorithm, Call};
 use crate::error::Result;
 use crate::gpu::{Buffer, Gpu, Stream};
@@ -78,6 +79,8 @@ pub(crate) struct Gathered {
 pub struct Settings {
     /// How long a call waits for the other ranks before it fails, naming who is missing.
     pub deadline: Duration,
+    /// How long ranks may take to come together in the first place.
+    pub join_deadline: Duration,
     /// Only this algorithm, where it can do the call; `None` lets the planner choose.
     pub algorithm: Option<Algorithm>,
     /// Bytes that go through shared memory at a time (the staged path); results never depend on it.
@@ -94,12 +97,28 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             deadline: Duration::from_secs(30),
+            join_deadline: Duration::from_secs(120),
             algorithm: None,
             chunk_bytes: 1 << 20,
             channels: 0,
             staged: false,
             faults: Faults::default(),
         }
+    }
+}
+
+impl Settings {
+    /// The defaults, overridden by `BEELINE_COMM_TIMEOUT` (seconds, for both deadlines), `BEELINE_COMM_PATH` (`staged`)
+    /// and `BEELINE_COMM_CHUNK_BYTES`.
+    pub fn from_env() -> Self {
+        let mut settings = Self::default();
+        if let Some(seconds) = config::comm_seconds() {
+            settings.deadline = Duration::from_secs(seconds);
+            settings.join_deadline = settings.deadline;
+        }
+        settings.staged = config::comm_staged();
+        settings.chunk_bytes = config::comm_chunk_bytes().unwrap_or(settings.chunk_bytes);
+        settings
     }
 }
 
@@ -130,7 +149,7 @@ pub(crate) struct Posted {
 
 /// Memory of a call.
 #[derive(Clone, Debug, Default)]
-pub(crate) enum Place {
+pub enum Place {
     /// None.
     #[default]
     None,
@@ -142,7 +161,7 @@ pub(crate) enum Place {
 
 /// The factor of a pre-multiplied sum.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Factor {
+pub enum Factor {
     /// One element of the call's type, in the low bytes.
     Host([u8; 8]),
     /// One element in device memory, read when the call runs (`ncclScalarDevice`).

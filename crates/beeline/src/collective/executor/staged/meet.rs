@@ -82,7 +82,8 @@ impl<'a> Wait<'a> {
             let pair = theirs.call.kind.is_pairwise() && mine.call.kind.is_pairwise();
             theirs.call == mine.call && (pair || theirs.sequence == mine.sequence)
         });
-        let trouble = match (lost, control.has_aborted(other), same) {
+        // One that gave up after an error of its own did not come, as one that is only late.
+        let trouble = match (lost, control.was_told_to_stop(other), same) {
             (Some(_), ..) => Trouble::Lost,
             (None, true, _) => Trouble::Aborted,
             (None, false, true) => Trouble::Stalled,
