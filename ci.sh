@@ -3,7 +3,7 @@
 #
 #   ./ci.sh          all of it
 #   ./ci.sh quick    format, lints, unit tests
-#   ./ci.sh STEP..   single steps: fmt clippy test doc aarch64 fuzz licences
+#   ./ci.sh STEP..   single steps: fmt clippy test doc aarch64 fuzz kernels licences
 #
 # Needs a Rust toolchain and a C linker. cargo-nextest is used where it is installed.
 #
@@ -56,6 +56,11 @@ step_fuzz() {
     (cd fuzz && cargo run --quiet --locked --bin smoke -- --seconds "${FUZZ_SECONDS:-5}")
 }
 
+# The committed PTX is what the sources give (where NVRTC is), and the protocols work on CPU threads.
+step_kernels() {
+    cargo xtask kernels --check | tee -a "$skips"
+}
+
 step_licences() {
     cargo xtask licences
 }
@@ -64,7 +69,7 @@ main() {
     mkdir -p target
     : >"$skips"
     case "${1:-all}" in
-    all) set -- fmt clippy test doc aarch64 fuzz licences ;;
+    all) set -- fmt clippy test doc aarch64 fuzz kernels licences ;;
     quick)
         cargo fmt --all --check
         cargo clippy --workspace --all-targets --locked -- -D warnings

@@ -188,6 +188,16 @@ impl Device {
         result == CuResult::SUCCESS && answer != 0
     }
 
+    /// What the link to `peer` can do (`CUdevice_P2PAttribute`: 1 a rank of performance, 2 access, 3 atomics,
+    /// 4 array access); `None` where the driver does not tell.
+    pub fn p2p_attribute(&self, attribute: i32, peer: &Self) -> Option<i32> {
+        let get = self.driver.table().cuDeviceGetP2PAttribute?;
+        let mut value = 0;
+        // SAFETY: `value` is a place for one int, both numbers are devices of this driver.
+        let result = unsafe { get(&raw mut value, attribute, self.raw, peer.raw) };
+        (result == CuResult::SUCCESS).then_some(value)
+    }
+
     /// Retains the primary context, which the CUDA runtime of this process shares.
     ///
     /// # Errors

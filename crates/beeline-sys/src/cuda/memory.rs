@@ -359,6 +359,11 @@ impl HostRegistration {
         Ok(std::ptr::with_exposed_provenance_mut(at as usize))
     }
 
+    /// The address that devices know the memory by.
+    pub const fn device_ptr(&self) -> DevicePtr {
+        DevicePtr::new(self.device_ptr)
+    }
+
     /// The device's address of `[offset, offset + len)`, if the range lies inside.
     pub(super) fn device_at(&self, offset: u64, len: u64) -> Result<u64, OutOfBounds> {
         self.check(offset, len)?;

@@ -9,6 +9,7 @@
 //! operation is seen done. So a copy can be queued by a safe function: whatever the caller drops, the
 //! device never writes memory that was freed.
 
+pub mod collective;
 mod core;
 mod device;
 mod error;

@@ -359,6 +359,18 @@ impl Stream {
         self.core.retire();
     }
 
+    pub(super) fn raw(&self) -> RawStream {
+        self.core.raw()
+    }
+
+    pub(super) fn push(
+        &self,
+        held: impl IntoIterator<Item = Held>,
+        operation: impl FnOnce(&Context, RawStream) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.core.push(held, operation)
+    }
+
     /// The context the stream belongs to.
     pub fn context(&self) -> &Arc<Context> {
         self.core.context()

@@ -75,6 +75,11 @@ table! {
 
     optional cuCtxEnablePeerAccess @ 4000 = "cuCtxEnablePeerAccess" (RawContext, u32);
 
+    optional cuIpcGetMemHandle @ 4010 = "cuIpcGetMemHandle" (*mut IpcHandle, u64);
+    optional cuIpcOpenMemHandle @ 11000 = "cuIpcOpenMemHandle_v2" (*mut u64, IpcHandle, u32);
+    optional cuIpcCloseMemHandle @ 4010 = "cuIpcCloseMemHandle" (u64);
+    optional cuDeviceGetP2PAttribute @ 8000 = "cuDeviceGetP2PAttribute" (*mut i32, i32, i32, i32);
+
     required cuMemGetInfo @ 3020 = "cuMemGetInfo_v2" (*mut usize, *mut usize);
     required cuMemAlloc @ 3020 = "cuMemAlloc_v2" (*mut u64, usize);
     required cuMemFree @ 3020 = "cuMemFree_v2" (u64);

@@ -185,6 +185,11 @@ impl RawStream {
     pub(super) const PER_THREAD: Self = Self(std::ptr::without_provenance_mut(2));
 }
 
+/// `CUipcMemHandle`
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct IpcHandle(pub(super) [u8; 64]);
+
 /// `CUuuid`
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -226,6 +231,7 @@ pub(super) struct AccessDesc {
     pub(super) flags: i32,
 }
 
+pub(super) const IPC_LAZY_ENABLE_PEER_ACCESS: u32 = 1;
 pub(super) const MEM_ALLOCATION_TYPE_PINNED: i32 = 1;
 pub(super) const MEM_HANDLE_TYPE_POSIX_FD: i32 = 1;
 pub(super) const MEM_ACCESS_READ_WRITE: i32 = 3;

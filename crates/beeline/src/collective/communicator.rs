@@ -286,7 +286,7 @@ impl Communicator {
                 .checked_mul(size)
                 .ok_or_else(|| Error::refused("a displacement beyond 64 bits"))
         };
-        super::group(|| {
+        group(|| {
             for (peer, ((out, out_at), (back, back_at))) in (0..).zip(send.iter().zip(receive)) {
                 let one = Call::new(Collective::Send, *out, dtype).root(peer);
                 let input = Place::Buffer(input.clone(), at(*out_at)?);
@@ -449,7 +449,9 @@ impl Inner {
 
     /// Queues what one group (or one call outside of any) has for this rank.
     pub(super) fn queue(&self, all: Vec<(Posted, Arc<Stream>)>) -> Result<()> {
-        if let Some(failure) = self.control.failure() {
+        if self.control.has_failed()
+            && let Some(failure) = self.control.failure()
+        {
             return Err(failure.error());
         }
         let (transfers, collectives): (Vec<_>, Vec<_>) =

@@ -11,6 +11,7 @@
 //! | 512 | announcement of what the owner does now, of whatever kind |
 //! | 1024 | the word of the barrier of schedules (see the staged executor) |
 //! | 4096 + 128 p | transfers to peer `p`: announcement, posted, taken |
+//! | 57344 | written by the owner's kernels: their report (code and rank, then the calls); at 57408: closed |
 //! | 49152 | a board for small messages between survivors: sequence, length, bytes |
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,6 +20,7 @@ use std::sync::{Arc, Mutex};
 
 use beeline_sys::mem::{HostMem, memfd};
 
+use super::executor::{self, REPORT_OFFSET};
 use super::id::UNIQUE_ID_BYTES;
 use crate::core::collective::{Announcement, Disagreement};
 use crate::error::{Error, Kind, Result};
@@ -112,6 +114,16 @@ impl Control {
 
     /// Whether [`Self::fail`] was called: one atomic load.
     pub(crate) fn has_failed(&self) -> bool {
+        if self.failed.load(Ordering::Acquire) {
+            return true;
+        }
+        // Kernels report in the own segment.
+        if self.load(self.rank, REPORT_OFFSET) == 0 {
+            return false;
+        }
+        if let Some(failure) = executor::failure(self) {
+            self.fail(failure);
+        }
         self.failed.load(Ordering::Acquire)
     }
 

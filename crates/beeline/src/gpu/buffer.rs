@@ -85,6 +85,14 @@ impl Buffer {
         }
     }
 
+    /// The driver's memory behind it, on a CUDA device.
+    pub(crate) fn as_cuda(&self) -> Option<&Arc<beeline_sys::cuda::DeviceMem>> {
+        match &self.memory {
+            DeviceMemory::Cuda(memory) => Some(memory.mem()),
+            DeviceMemory::Sim(_) => None,
+        }
+    }
+
     /// The device that holds it.
     pub fn gpu(&self) -> Gpu {
         match &self.memory {

@@ -25,7 +25,7 @@ mod stream;
 pub use beeline_sys::cuda::ForeignStream;
 pub use buffer::{BarWindow, Buffer, PinnedMem, RegisteredMap};
 pub use cuda::CudaInfo;
-pub(crate) use cuda::driver as cuda_driver;
+pub(crate) use cuda::{Device as CudaDevice, driver as cuda_driver};
 pub use id::{DeviceId, DeviceUuid, PciAddr, Profile};
 pub use stream::{Compare, Event, KernelArg, Stream};
 
@@ -313,6 +313,14 @@ impl Gpu {
             (Inner::Sim(_), Inner::Sim(_)) => Ok(true),
             (Inner::Cuda(device), Inner::Cuda(peer)) => device.reach(peer),
             (Inner::Sim(_), Inner::Cuda(_)) | (Inner::Cuda(_), Inner::Sim(_)) => Ok(false),
+        }
+    }
+
+    /// The CUDA device behind this one.
+    pub(crate) const fn as_cuda(&self) -> Option<&cuda::Device> {
+        match &self.inner {
+            Inner::Cuda(device) => Some(device),
+            Inner::Sim(_) => None,
         }
     }
 

@@ -35,6 +35,8 @@ mod staged;
 
 pub use faults::Faults;
 
+pub(super) use cuda::{REPORT_OFFSET, failure};
+
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 

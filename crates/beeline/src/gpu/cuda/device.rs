@@ -234,7 +234,7 @@ impl Device {
         enabled.map_err(|error| self.failed(format_args!("reach {}", peer.label()), error))
     }
 
-    pub(super) fn context(&self) -> Result<Arc<Context>> {
+    pub(crate) fn context(&self) -> Result<Arc<Context>> {
         let mut context = lock(&self.inner.context);
         if let Some(context) = &*context {
             return Ok(Arc::clone(context));
@@ -257,7 +257,7 @@ impl Device {
     }
 
     #[cold]
-    pub(super) fn failed(&self, action: impl fmt::Display, error: CudaError) -> Error {
+    pub(crate) fn failed(&self, action: impl fmt::Display, error: CudaError) -> Error {
         failed(format_args!("{action} on {}", self.label()), error)
     }
 }

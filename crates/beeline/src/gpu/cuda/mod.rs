@@ -37,7 +37,7 @@ impl Memory {
         self.mem.ptr()
     }
 
-    const fn mem(&self) -> &Arc<DeviceMem> {
+    pub(crate) const fn mem(&self) -> &Arc<DeviceMem> {
         &self.mem
     }
 }
