@@ -110,7 +110,7 @@ fn judge(call: &Call, ranks: &Ranks, route: Algorithm) -> Result<u64, Reason> {
     if n == 0 || n > RANKS_MAX {
         return Err(unsuited(format!("{n} ranks; 1 to {RANKS_MAX} are possible")));
     }
-    if !does(route, kind, n) && !(route == Algorithm::Staged && n > 1) {
+    if !(does(route, kind, n) || (route == Algorithm::Staged && n > 1)) {
         let text = if n == 1 { "one rank".into() } else { format!("{kind} of {n} ranks") };
         return Err(unsuited(text));
     }

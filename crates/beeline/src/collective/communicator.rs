@@ -383,6 +383,15 @@ impl Communicator {
         Self::join(&id, place as u32, members.len() as u32, &self.inner.gpu, settings).map(Some)
     }
 
+    /// [`Self::split`] for a rank that has a color.
+    ///
+    /// # Errors
+    /// As [`Self::split`].
+    pub fn part(&self, color: u32, key: i32, settings: &Settings) -> Result<Self> {
+        let part = self.split(Some(color), key, settings)?;
+        part.ok_or_else(|| Error::refused(format!("rank {} is in no part", self.inner.rank)))
+    }
+
     /// A communicator of all ranks but `excluded`, whose processes may be gone. All others are inside this call at once, and
     /// this one works no longer where it had failed; its calls in flight may be anywhere.
     ///
@@ -447,8 +456,15 @@ impl Inner {
         Ok(())
     }
 
+    /// Nanoseconds that a call is predicted to take.
+    pub(super) fn predict(&self, call: &Call) -> u64 {
+        let slowest = if self.staged { Link::Same } else { Ranks::like_h200(self.ranks).slowest };
+        let planned = plan(call, &Ranks { slowest, ..Ranks::like_h200(self.ranks) });
+        planned.predicted_ns.first().copied().unwrap_or(0)
+    }
+
     /// Queues what one group (or one call outside of any) has for this rank.
-    pub(super) fn queue(&self, all: Vec<(Posted, Arc<Stream>)>) -> Result<()> {
+    pub(super) fn queue(&self, all: Vec<group::Queued>) -> Result<()> {
         if self.control.has_failed()
             && let Some(failure) = self.control.failure()
         {
@@ -484,7 +500,11 @@ impl Queue {
     /// Makes `stream` wait for what was queued in another one.
     fn order(&mut self, stream: &Arc<Stream>) -> Result<()> {
         if let Some(last) = self.stream.take_if(|last| !Arc::ptr_eq(last, stream)) {
-            stream.wait_event(&last.record()?)?;
+            match last.record().and_then(|event| stream.wait_event(&event)) {
+                // Between a graph and what is outside of it the program keeps the order, as with CUDA itself.
+                Err(error) if error.code() != "stream-capturing" => return Err(error),
+                _ => {}
+            }
         }
         self.stream.get_or_insert_with(|| Arc::clone(stream));
         Ok(())

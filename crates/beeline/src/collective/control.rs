@@ -82,11 +82,6 @@ impl Control {
         self.rank
     }
 
-    /// How many ranks there are.
-    pub(crate) fn ranks(&self) -> u32 {
-        self.segments.len() as u32
-    }
-
     /// The segment of this rank.
     pub(crate) fn memory(&self) -> Option<&Arc<HostMem>> {
         self.segments.get(self.rank as usize)

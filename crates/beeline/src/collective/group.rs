@@ -14,6 +14,9 @@ use crate::gpu::Stream;
 /// Calls that a group holds at most.
 const CALLS_MAX: usize = 1 << 16;
 
+/// A call with its stream.
+pub(super) type Queued = (Posted, Arc<Stream>);
+
 #[derive(Default)]
 struct Group {
     depth: usize,
@@ -63,7 +66,7 @@ pub fn group_end() -> Result<()> {
     if let Some(error) = failed {
         return Err(error);
     }
-    let mut by_rank: Vec<(Arc<Inner>, Vec<(Posted, Arc<Stream>)>)> = Vec::new();
+    let mut by_rank: Vec<(Arc<Inner>, Vec<Queued>)> = Vec::new();
     for (rank, posted, stream) in calls {
         match by_rank.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &rank)) {
             Some((_, list)) => list.push((posted, stream)),
@@ -77,6 +80,35 @@ pub fn group_end() -> Result<()> {
         first = first.and(queued);
     }
     first
+}
+
+/// Ends a group without queueing anything; at the outermost end, the nanoseconds that its calls are predicted to take,
+/// one after the other on each rank.
+///
+/// # Errors
+/// As [`group_end`].
+pub fn group_simulate_end() -> Result<u64> {
+    let calls = GROUP.with_borrow_mut(|group| match group.depth {
+        0 => Err(Error::refused("a group ends that never started in this thread")),
+        1 => {
+            group.depth = 0;
+            let calls = std::mem::take(&mut group.calls);
+            group.failed.take().map_or(Ok(calls), Err)
+        }
+        _ => {
+            group.depth -= 1;
+            Ok(Vec::new())
+        }
+    })?;
+    let mut by_rank: Vec<(Arc<Inner>, u64)> = Vec::new();
+    for (rank, posted, _) in calls {
+        let time = rank.predict(&posted.call);
+        match by_rank.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &rank)) {
+            Some((_, sum)) => *sum = sum.saturating_add(time),
+            None => by_rank.push((rank, time)),
+        }
+    }
+    Ok(by_rank.into_iter().map(|(_, sum)| sum).max().unwrap_or(0))
 }
 
 /// How deep the present thread is in groups.

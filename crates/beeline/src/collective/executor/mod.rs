@@ -61,10 +61,13 @@ pub(crate) struct Setup<'a> {
     /// Gives bytes (at most 64 KiB) and descriptors (at most 16) to all ranks and gets theirs, in
     /// rank order, own included. May be called any number of times while the executor is made, as often
     /// on every rank.
-    pub(crate) exchange: &'a mut dyn FnMut(&[u8], Vec<OwnedFd>) -> Result<Vec<Gathered>>,
+    pub(crate) exchange: &'a mut ExchangeFn<'a>,
     /// What was asked for.
     pub(crate) settings: Settings,
 }
+
+/// Gives to all ranks and gets what they gave.
+pub(crate) type ExchangeFn<'a> = dyn FnMut(&[u8], Vec<OwnedFd>) -> Result<Vec<Gathered>> + 'a;
 
 /// What one rank gave to an exchange.
 #[derive(Debug, Default)]
@@ -173,7 +176,7 @@ pub enum Factor {
 /// Carries out the calls of one rank.
 pub(crate) enum Executor {
     /// Kernels and copy engines.
-    Cuda(cuda::Cuda),
+    Cuda(Box<cuda::Cuda>),
     /// The CPU, through host memory.
     Staged(staged::Staged),
 }
@@ -190,7 +193,7 @@ impl Executor {
             let all = (setup.exchange)(&[u8::from(joined.is_ok())], Vec::new())?;
             let agreed = all.iter().all(|given| given.bytes == [1]);
             match joined {
-                Ok(cuda) if agreed => return Ok(Self::Cuda(cuda)),
+                Ok(cuda) if agreed => return Ok(Self::Cuda(Box::new(cuda))),
                 Ok(cuda) => cuda.close(Instant::now()),
                 Err(error) if error.is_no_route() => {
                     tracing::info!(%error, "collectives go through host memory");
