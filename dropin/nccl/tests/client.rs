@@ -1,4 +1,5 @@
 //! The library under a C program, on simulated devices behind the test driver; and what it exports.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "helpers of tests")]
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -13,6 +13,10 @@ use super::schedule::{RANKS_MAX, does};
 use crate::plan::{Choice, Level, Plan, Rejected};
 use crate::reason::{Code, Reason};
 
+mod links;
+
+pub use links::{Pair, pairs, ranks};
+
 /// What joins two ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Link {
