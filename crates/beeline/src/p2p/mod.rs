@@ -8,6 +8,7 @@
 //!
 //! [`share`] passes device memory on to other processes of the host.
 
+pub mod bench;
 pub mod share;
 mod verify;
 
