@@ -105,6 +105,9 @@ codes! {
     NoGpuLink = "no-gpu-link", "the GPUs have no link of their own", "";
     PathUnknown = "path-unknown", "the facts do not show the way between them", "lspci -vvv as root, or nvidia-smi topo -m";
     ProbeTransfer = "probe-transfer", "a transfer over the path hung, failed or brought other bytes", "keep traffic off the path; look for address translation and redirecting ports";
+    PredictedFastest = "predicted-fastest", "it is predicted to take the least time", "";
+    PredictedSlower = "predicted-slower", "it is predicted to take longer", "";
+    AlgorithmUnsuited = "algorithm-unsuited", "the algorithm does not do this call", "";
     PathTooFar = "path-too-far", "too far apart for peer access", "";
 }
 

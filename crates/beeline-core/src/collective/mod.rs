@@ -8,6 +8,10 @@
 //! - [`plan`]: chooses the algorithm, and says why not the others.
 
 pub mod call;
+pub mod check;
+pub mod plan;
+pub mod reduce;
+pub mod schedule;
 pub mod types;
 
 pub use call::{Algorithm, Announcement, Call, CallError, Collective, Disagreement, Trouble};
