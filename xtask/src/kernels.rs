@@ -50,7 +50,10 @@ pub(crate) fn run(args: &[String]) -> Outcome {
         Err(error) => return Err(format!("{error}; set BEELINE_NVRTC")),
     };
     let mut different = Vec::new();
-    let mut modules = vec![("move".to_owned(), "move.cu", vec![("compute_80", None)])];
+    let mut modules = vec![
+        ("move".to_owned(), "move.cu", vec![("compute_80", None)]),
+        ("peer".to_owned(), "peer.cu", vec![("compute_80", None)]),
+    ];
     for (name, architecture) in TYPES {
         for operator in OPERATORS {
             let module = format!("{name}-{operator}").to_lowercase();
@@ -77,7 +80,7 @@ pub(crate) fn run(args: &[String]) -> Outcome {
         }
     }
     if different.is_empty() {
-        println!("{} modules", 1 + TYPES.len() * OPERATORS.len());
+        println!("{} modules", 2 + TYPES.len() * OPERATORS.len());
         return Ok(());
     }
     Err(format!("kernels/ptx is not what the sources give: {}", different.join(" ")))

@@ -135,6 +135,9 @@ pub(crate) enum Command {
     /// host share memory instead.
     Rdma(RdmaFlags),
 
+    /// Measure what goes between devices
+    Bench(BenchFlags),
+
     /// Print completions for a shell
     ///
     /// For bash: beeline completions bash > ~/.local/share/bash-completion/completions/beeline
@@ -342,6 +345,36 @@ pub(crate) struct TopoFlags {
     /// Show what differs between two saved records or files; exit code 1 where anything does
     #[arg(long, num_args = 2, value_names = ["BEFORE", "AFTER"], conflicts_with_all = ["files", "load", "root"])]
     pub(crate) diff: Vec<PathBuf>,
+}
+
+/// Flags of `beeline bench`.
+#[derive(Args, Debug)]
+pub(crate) struct BenchFlags {
+    #[command(subcommand)]
+    pub(crate) command: BenchCommand,
+}
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Bandwidth and latency between all pairs of devices
+    ///
+    /// The copy engine, stores and loads of kernels, reads that are added up, one way and both ways at once;
+    /// beside them what the link carries by its speed and width. Every path is verified first: one that
+    /// hangs or lies is refused, and its bytes go through host memory.
+    P2p(BenchP2pFlags),
+}
+
+/// Flags of `beeline bench p2p`.
+#[derive(Args, Debug)]
+pub(crate) struct BenchP2pFlags {
+    /// Devices, separated by commas; all GPUs (or all simulated ones) by default
+    #[arg(long, value_name = "DEVICE", value_delimiter = ',')]
+    pub(crate) devices: Vec<String>,
+
+    /// Bytes of one copy; each device holds twice that
+    #[arg(long, value_name = "BYTES", value_parser = parse_size, default_value = "256M")]
+    pub(crate) bytes: u64,
 }
 
 /// Flags of `beeline rdma`.

@@ -1,5 +1,6 @@
 //! The commands, one file each, and what they share: devices, engines, the plan's words.
 
+mod bench;
 mod completions;
 mod copy;
 mod devices;
@@ -41,6 +42,7 @@ pub(crate) fn run(command: &Command, context: &Context) -> Result<Answer, Failur
         Command::ProbeWorker => probe::worker(),
         Command::Topo(flags) => topo::run(flags),
         Command::Rdma(flags) => rdma::run(flags, context),
+        Command::Bench(flags) => bench::run(flags, context),
         Command::Completions(flags) => completions::run(flags),
         Command::Man(flags) => man::run(flags),
     };

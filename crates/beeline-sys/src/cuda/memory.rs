@@ -27,7 +27,7 @@ enum Backing {
     /// `cuMemAlloc`.
     Plain,
     /// `cuMemCreate`, mapped at an address of its own.
-    Virtual(#[expect(dead_code, reason = "held for its drop")] Mapping),
+    Virtual(Mapping),
     /// `cuMemAllocAsync`, from the device's default pool; freed in the same stream.
     Pool(Arc<Core>),
     /// Somebody else's, who keeps it alive at least as long as the owner lives.
@@ -59,6 +59,63 @@ impl DeviceMem {
         size(len)?;
         let mapping = Mapping::new(context, len)?;
         Ok(Self::new(context, mapping.ptr, len, Backing::Virtual(mapping)))
+    }
+
+    /// Memory by the handle that another process passed as `fd`, `len` bytes as that one has mapped them.
+    ///
+    /// # Errors
+    /// As [`Self::alloc_virtual`]; what the driver says of a descriptor that is none of its.
+    pub fn import(context: &Arc<Context>, fd: &OwnedFd, len: u64) -> Result<Self, Error> {
+        let Some(import) = context.table().cuMemImportFromShareableHandle else {
+            return Err(Error::Unsupported { what: "import of device memory" });
+        };
+        let bytes = size(len)?;
+        let _current = context.enter()?;
+        let mut handle = 0;
+        let number = std::ptr::without_provenance_mut(crate::mem::raw(fd) as usize);
+        // SAFETY: `handle` is a place for one allocation handle; for this kind the driver takes the number of
+        // a descriptor in place of a pointer.
+        let result = unsafe { import(&raw mut handle, number, MEM_HANDLE_TYPE_POSIX_FD) };
+        context.check("cuMemImportFromShareableHandle", result, || format!("{len} bytes"))?;
+        let mapping = Mapping::attach(context, handle, bytes)?;
+        Ok(Self::new(context, mapping.ptr, len, Backing::Virtual(mapping)))
+    }
+
+    /// A descriptor by which another process can map the memory.
+    ///
+    /// # Errors
+    /// `Refused` for memory not allocated so; what the driver says.
+    pub fn export(&self) -> Result<OwnedFd, Error> {
+        let (Backing::Virtual(mapping), Some(export)) =
+            (&self.backing, self.context.table().cuMemExportToShareableHandle)
+        else {
+            return Err(Error::Refused("the memory was not allocated to be shared"));
+        };
+        let handle = mapping.handle.ok_or(Error::Refused("the memory has no handle"))?;
+        let _current = self.context.enter()?;
+        let mut fd = -1_i32;
+        let place = (&raw mut fd).cast::<c_void>();
+        // SAFETY: for a descriptor the place is one int, and the handle is alive.
+        let result = unsafe { export(place, handle, MEM_HANDLE_TYPE_POSIX_FD, 0) };
+        self.context.check("cuMemExportToShareableHandle", result, String::new)?;
+        if fd < 0 {
+            return Err(Error::Refused("the driver answered no descriptor for the memory"));
+        }
+        // SAFETY: the driver made the descriptor for the caller, who owns it from here on.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    /// Whether it has a handle of its own, as [`Self::alloc_virtual`] makes.
+    pub const fn is_virtual(&self) -> bool {
+        matches!(self.backing, Backing::Virtual(_))
+    }
+
+    /// Bytes that are mapped: the length in whole granules of the device where it is virtual.
+    pub const fn mapped_len(&self) -> u64 {
+        match &self.backing {
+            Backing::Virtual(mapping) => mapping.bytes as u64,
+            _ => self.len,
+        }
     }
 
     /// `len` bytes from the device's default pool, there once `core` has run what is queued before.
@@ -205,13 +262,9 @@ impl Mapping {
     fn new(context: &Arc<Context>, len: u64) -> Result<Self, Error> {
         const WHAT: &str = "virtual memory management";
         let table = context.table();
-        let (Some(granularity), Some(create), Some(reserve), Some(map), Some(set_access)) = (
-            table.cuMemGetAllocationGranularity,
-            table.cuMemCreate,
-            table.cuMemAddressReserve,
-            table.cuMemMap,
-            table.cuMemSetAccess,
-        ) else {
+        let (Some(granularity), Some(create)) =
+            (table.cuMemGetAllocationGranularity, table.cuMemCreate)
+        else {
             return Err(Error::Unsupported { what: WHAT });
         };
         let device = context.device();
@@ -228,15 +281,31 @@ impl Mapping {
         let unit = if unit.is_power_of_two() { unit as u64 } else { 2 << 20 };
         let bytes = size(align_up(len, unit).ok_or(Error::Refused("the size overflows"))?)?;
 
-        // Undone by its drop, as far as it has got.
-        let mut new =
-            Self { context: Arc::clone(context), handle: None, ptr: 0, bytes, mapped: false };
-        let values = || format!("{bytes} bytes");
         let mut handle = 0;
         // SAFETY: `handle` is a place for one allocation handle, `prop` is as above.
         let result = unsafe { create(&raw mut handle, bytes, &raw const prop, 0) };
-        context.check("cuMemCreate", result, values)?;
-        new.handle = Some(handle);
+        context.check("cuMemCreate", result, || format!("{bytes} bytes"))?;
+        Self::attach(context, handle, bytes)
+    }
+
+    /// Maps all `bytes` of `handle`, which it owns from here on, at an address of its own.
+    fn attach(context: &Arc<Context>, handle: u64, bytes: usize) -> Result<Self, Error> {
+        // Undone by its drop, as far as it has got.
+        let mut new = Self {
+            context: Arc::clone(context),
+            handle: Some(handle),
+            ptr: 0,
+            bytes,
+            mapped: false,
+        };
+        let table = context.table();
+        let (Some(reserve), Some(map), Some(set_access)) =
+            (table.cuMemAddressReserve, table.cuMemMap, table.cuMemSetAccess)
+        else {
+            return Err(Error::Unsupported { what: "virtual memory management" });
+        };
+        let values = || format!("{bytes} bytes");
+        let _current = context.enter()?;
         // SAFETY: `new.ptr` is a place for one device pointer; no address is asked for.
         let result = unsafe { reserve(&raw mut new.ptr, bytes, 0, 0, 0) };
         context.check("cuMemAddressReserve", result, values)?;
@@ -244,7 +313,7 @@ impl Mapping {
         let result = unsafe { map(new.ptr, bytes, 0, handle, 0) };
         context.check("cuMemMap", result, values)?;
         new.mapped = true;
-        let location = MemLocation::device(device.raw());
+        let location = MemLocation::device(context.device().raw());
         let access = AccessDesc { location, flags: MEM_ACCESS_READ_WRITE };
         // SAFETY: the range was mapped above; one description stands at `access`.
         let result = unsafe { set_access(new.ptr, bytes, &raw const access, 1) };

@@ -91,6 +91,8 @@ table! {
 
     optional cuMemGetAllocationGranularity @ 10020 = "cuMemGetAllocationGranularity" (*mut usize, *const AllocationProp, i32);
     optional cuMemCreate @ 10020 = "cuMemCreate" (*mut u64, usize, *const AllocationProp, u64);
+    optional cuMemExportToShareableHandle @ 10020 = "cuMemExportToShareableHandle" (*mut c_void, u64, i32, u64);
+    optional cuMemImportFromShareableHandle @ 10020 = "cuMemImportFromShareableHandle" (*mut u64, *mut c_void, i32);
     optional cuMemRelease @ 10020 = "cuMemRelease" (u64);
     optional cuMemAddressReserve @ 10020 = "cuMemAddressReserve" (*mut u64, usize, usize, u64, u64);
     optional cuMemAddressFree @ 10020 = "cuMemAddressFree" (u64, usize);

@@ -7,11 +7,12 @@ use std::sync::RwLock;
 use std::sync::atomic::Ordering;
 
 use beeline_core::addr::{BusAddr, DevicePtr};
-use beeline_sys::mem::{Extent, HostMem, OutOfBounds, punch_hole};
+use beeline_sys::mem::{Extent, HostMem, OutOfBounds, PeerMem, punch_hole};
 
 use super::{Counted, Device};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::RegisteredMap;
+use crate::gpu::{Profile, RegisteredMap};
+use crate::p2p::share::Name;
 use crate::{lock, read_lock, write_lock};
 
 /// The unit of allocation: the page size of GPU memory behind a BAR.
@@ -82,6 +83,8 @@ pub struct Allocation {
     mem: HostMem,
     /// Whole pages behind `mem`, in address order. Copies hold it shared, a move exclusively.
     extents: RwLock<Vec<Extent>>,
+    /// The pages are another process's: nothing is given back here.
+    borrowed: bool,
 }
 
 impl Allocation {
@@ -93,13 +96,50 @@ impl Allocation {
         match HostMem::from_extents(&device.inner.memory, &extents) {
             Ok(mem) => {
                 device.inner.allocated.fetch_add(bytes, Ordering::Relaxed);
-                Ok(Self { device: device.clone(), mem, extents: RwLock::new(extents) })
+                Ok(Self::of(device, mem, extents, false))
             }
             Err(error) => {
                 lock(&device.inner.pages).give(&extents);
                 Err(Error::io(format_args!("map {bytes} bytes of simulated device memory"), error))
             }
         }
+    }
+
+    fn of(device: &Device, mem: HostMem, extents: Vec<Extent>, borrowed: bool) -> Self {
+        Self { device: device.clone(), mem, extents: RwLock::new(extents), borrowed }
+    }
+
+    /// How another process finds the memory.
+    pub(in crate::gpu) fn name(&self) -> Result<Name> {
+        if self.borrowed || self.device.inner.profile == Profile::Movable {
+            return Err(Error::refused(
+                "memory of another process, or memory that moves, cannot be shared",
+            ));
+        }
+        let file = self.device.inner.memory.try_clone();
+        let file = file.map_err(|error| Error::io("share simulated device memory", error))?;
+        Ok(Name::File(file, read_lock(&self.extents).clone()))
+    }
+
+    /// Memory of another process's simulated device, of at least `len` bytes.
+    pub(super) fn named(device: &Device, name: Name, len: u64) -> Result<Self> {
+        let Name::File(file, extents) = name else {
+            return Err(Error::refused("memory of a CUDA device, for a simulated one"));
+        };
+        let run = |sum: u64, run: &Extent| sum.checked_add(run.len);
+        let total = extents.iter().try_fold(0, run).filter(|total| *total >= len);
+        if total.is_none() || extents.iter().any(|run| !run.len.is_multiple_of(PAGE_BYTES)) {
+            return Err(Error::refused(format!("the memory shared has less than {len} bytes")));
+        }
+        let ends = extents.iter().map(|run| run.offset.checked_add(run.len));
+        let end = ends.max().flatten().and_then(|end| usize::try_from(end).ok());
+        let end = end.ok_or_else(|| Error::refused("the memory shared overflows"))?;
+        // Only a file that cannot shrink is safe to access.
+        let checked = PeerMem::new(&file, end);
+        checked.and_then(|_| HostMem::from_extents(&file, &extents)).map_or_else(
+            |error| Err(Error::io("map device memory of another process", error)),
+            |mem| Ok(Self::of(device, mem, extents, true)),
+        )
     }
 
     pub(in crate::gpu) const fn device(&self) -> &Device {
@@ -166,6 +206,9 @@ impl Allocation {
         let mut done = 0;
         while done < len {
             let extents = read_lock(&self.extents);
+            if self.borrowed {
+                return Err(Error::refused("mapped pages into memory of another process"));
+            }
             let Some((offset, run)) = translate(&extents, at + done) else {
                 return Err(OutOfBounds { offset: at + done, len, size: self.mem.len() }.into());
             };
@@ -185,6 +228,9 @@ impl Allocation {
     }
 
     pub(super) fn relocate(&self) -> Result<()> {
+        if self.borrowed {
+            return Err(Error::refused("the memory belongs to another process"));
+        }
         let mut extents = write_lock(&self.extents);
         let bytes = extents.iter().map(|extent| extent.len).sum();
         let fresh = lock(&self.device.inner.pages).take(bytes);
@@ -218,6 +264,9 @@ impl Device {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
+        if self.borrowed {
+            return;
+        }
         let extents = std::mem::take(&mut *write_lock(&self.extents));
         let bytes: u64 = extents.iter().map(|extent| extent.len).sum();
         self.device.return_pages(&extents);
