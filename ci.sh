@@ -3,7 +3,7 @@
 #
 #   ./ci.sh          all of it
 #   ./ci.sh quick    format, lints, unit tests
-#   ./ci.sh STEP..   single steps: fmt clippy test doc aarch64 fuzz licences rig sanitize
+#   ./ci.sh STEP..   single steps: fmt clippy test doc aarch64 fuzz kernels licences rig sanitize
 #
 # Needs a Rust toolchain and a C linker. cargo-nextest is used where it is installed.
 #
@@ -60,6 +60,11 @@ step_fuzz() {
     fi
 }
 
+# The committed PTX is what the sources give (where NVRTC is), and the protocols work on CPU threads.
+step_kernels() {
+    cargo xtask kernels --check | tee -a "$skips"
+}
+
 step_licences() {
     cargo xtask licences
 }
@@ -80,7 +85,7 @@ main() {
     mkdir -p target
     : >"$skips"
     case "${1:-all}" in
-    all) set -- fmt clippy test doc aarch64 fuzz licences rig sanitize ;;
+    all) set -- fmt clippy test doc aarch64 fuzz kernels licences rig sanitize ;;
     quick)
         cargo fmt --all --check
         cargo clippy --workspace --all-targets --locked -- -D warnings

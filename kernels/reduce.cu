@@ -2,7 +2,7 @@
 #include "beeline/ll.cuh"
 #include "beeline/push.cuh"
 
-extern "C" __global__ void __launch_bounds__(512, 1) bl_ll_reduce(const __grid_constant__ ReduceArgs args) {
+extern "C" __global__ void __launch_bounds__(544, 1) bl_ll_reduce(const __grid_constant__ ReduceArgs args) {
     __shared__ LlShared shared;
     ll_reduce<TYPE, OP>(args, shared);
 }

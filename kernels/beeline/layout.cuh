@@ -4,8 +4,8 @@
 #include "device.cuh"
 
 constexpr u32 RANKS_MAX = 16;
-constexpr u32 LL_BLOCKS_MAX = 64;  // blocks of a low-latency kernel
-constexpr u32 LL_SPAN_MAX = 16384; // bytes of data that one of them carries to one peer
+constexpr u32 LL_BLOCKS_MAX = 128; // blocks of a low-latency kernel
+constexpr u32 LL_SPAN_MAX = 8192;  // bytes of data that one of them carries to one peer
 constexpr u32 LL_SLOTS = 2;        // messages of one pair under way
 constexpr u32 LL_REGION = 2 * LL_SPAN_MAX;
 #ifndef BEELINE_PUSH_BLOCKS
@@ -16,12 +16,11 @@ constexpr u32 PUSH_SLOTS = 4; // chunks of one pair and block under way
 constexpr u32 HEADERS = 8; // headers of one pair that are kept
 
 // Counters of one block and one peer in the window of the rank that they are about.
-// LL: sent and received count messages; `peer` is written by the peer: messages of ours it has read.
-// Push: chunks. They live in device memory, so a graph that is replayed goes on where it was.
+// LL counts messages, push chunks. They live in device memory, so a graph that is replayed goes on where it was.
 struct Counters {
     u32 sent, received; // by this rank
-    u32 consumed;       // by the peer: what it has read of ours
-    u32 arrived;        // by the peer (push only): what it has written to us
+    u32 consumed;       // written by the peer: what it has read of ours
+    u32 unused;
 };
 
 // Offsets in a window.
@@ -31,8 +30,9 @@ constexpr u64 AT_CALLS = 128;                                                   
 constexpr u64 AT_HEADERS = 1024;                                                        // packets [peer][HEADERS][2]
 constexpr u64 AT_LL_COUNTERS = AT_HEADERS + (u64)RANKS_MAX * HEADERS * 32;              // [block][peer]
 constexpr u64 AT_PUSH_COUNTERS = AT_LL_COUNTERS + (u64)LL_BLOCKS_MAX * RANKS_MAX * 16;  // [block][peer]
-constexpr u64 AT_LL = 65536;                                                            // [source][slot][block] regions
-static_assert(AT_PUSH_COUNTERS + (u64)PUSH_BLOCKS * RANKS_MAX * 16 <= AT_LL, "counters overlap the packets");
+constexpr u64 AT_PUSH_FLAGS = AT_PUSH_COUNTERS + (u64)PUSH_BLOCKS * RANKS_MAX * 16;      // u32 [block][peer][slot]
+constexpr u64 AT_LL = 131072;                                                           // [source][slot][block] regions
+static_assert(AT_PUSH_FLAGS + (u64)PUSH_BLOCKS * RANKS_MAX * PUSH_SLOTS * 4 <= AT_LL, "counters overlap the packets");
 
 // What a failing kernel writes to host memory; `code` last.
 struct Report {
@@ -86,5 +86,5 @@ DEVICE u64 at_ll(u32 ll_blocks, u32 source, u32 dest, u32 slot, u32 block) {
 }
 // Each block of a low-latency kernel carries 1 << this of `bytes` to a peer: the same on both sides.
 DEVICE u32 ll_shift(const Comm &c, u64 bytes) {
-    return bytes <= (u64)c.ll_blocks << 12 ? 12 : bytes <= (u64)c.ll_blocks << 13 ? 13 : 14;
+    return bytes <= (u64)c.ll_blocks << 12 ? 12 : 13;
 }

@@ -73,7 +73,7 @@ static Comm comm(u32 r, u64 call, u64 timeout_ms = 5000) {
     c.timeout_ns = timeout_ms * 1000000, c.call = call, c.push_at = push_at, c.chunk = chunk, c.rank = r, c.ranks = N, c.ll_blocks = LL_BLOCKS_MAX;
     return c;
 }
-static u32 shift_of(u64 bytes) { return bytes <= 64 * 4096 ? 12 : bytes <= 64 * 8192 ? 13 : 14; }
+static u32 shift_of(u64 bytes) { return bytes <= LL_BLOCKS_MAX * 4096ull ? 12 : 13; }
 static const u64 LL_MAX = (u64)LL_BLOCKS_MAX * LL_SPAN_MAX;
 static u32 push_threads = 1024;
 
@@ -89,7 +89,7 @@ static void run(const Kernels &k, u32 r, A &a, u64 most, bool push) {
         launch(k.push[r], g[r].stream, (u32)std::min<u64>(PUSH_BLOCKS, std::max<u64>(1, (most + 15) / 16)), push_threads, &a);
     } else {
         u64 span = 1ull << shift_of(most), packets = (std::min(most, span) + 7) / 8;
-        launch(k.ll[r], g[r].stream, (u32)((most + span - 1) / span), (u32)std::min<u64>(512, (packets + 31) / 32 * 32), &a);
+        launch(k.ll[r], g[r].stream, (u32)((most + span - 1) / span), (u32)std::min<u64>(512, (packets + 31) / 32 * 32) + 32, &a);
     }
 }
 static void finish() {
@@ -315,12 +315,12 @@ static double graph_us(const std::function<void(u32)> &f, int per, int replays) 
     for (u32 r = 0; r < N; r++) cuGraphExecDestroy(x[r]);
     return best;
 }
-static void time_one(const char *name, u64 bytes, bool push, const std::function<void(u32)> &f) {
+static void time_one(const char *name, u64 bytes, bool push, const std::function<void(u32)> &f, bool graphs = true) {
     int times = bytes > 64 << 20 ? 10 : bytes > 4 << 20 ? 60 : 400;
     loop_us(f, 5);
     double best = 1e9;
     for (int i = 0; i < 3; i++) best = std::min(best, loop_us(f, times));
-    double graph = graph_us(f, bytes > 4 << 20 ? 4 : 20, bytes > 64 << 20 ? 3 : 10);
+    double graph = !graphs ? 0 : graph_us(f, bytes > 4 << 20 ? 4 : 20, bytes > 64 << 20 ? 3 : 10);
     printf("%-14s %-4s %11llu B  loop %9.2f us %6.1f GB/s | graph %9.2f us %6.1f GB/s\n", name, push ? "push" : "ll", bytes, best, bytes / best / 1e3, graph, bytes / graph / 1e3);
     fflush(stdout);
     if (reported()) printf("WRONG gave up\n"), wrong++, reset();
@@ -338,7 +338,7 @@ static void times() {
         for (u32 r = 0; r < N; r++) ma[r] = move_args(r, what, g[r].in, g[r].out, bytes);
         time_one(name, bytes, push, [&](u32 r) { run(m, r, ma[r], bytes, push); });
     };
-    for (u64 b : {8ull, 512ull, 4096ull, 32768ull, 131072ull, 262144ull, 524288ull, 1048576ull}) reduce("all_reduce f32", k, ALL_REDUCE, b, false);
+    for (u64 b : {8ull, 512ull, 4096ull, 8192ull, 32768ull, 131072ull, 262144ull, 524288ull, 1048576ull}) reduce("all_reduce f32", k, ALL_REDUCE, b, false);
     for (u64 b : {32768ull, 131072ull, 524288ull, 1048576ull, 2097152ull, 4194304ull, 8388608ull, 33554432ull, 134217728ull, 1073741824ull}) reduce("all_reduce f32", k, ALL_REDUCE, b, true);
     for (u64 b : {8ull, 32768ull}) reduce("all_reduce bf16", h, ALL_REDUCE, b, false);
     for (u64 b : {2097152ull, 134217728ull}) reduce("all_reduce bf16", h, ALL_REDUCE, b, true);
@@ -349,22 +349,15 @@ static void times() {
         for (u64 b : {8ull, 32768ull, 131072ull, 524288ull}) move(name, what, b, false);
         for (u64 b : {524288ull, 2097152ull, 8388608ull, 33554432ull, 268435456ull}) move(name, what, b, true);
     }
-    printf("tuning of push: chunk and threads, all_reduce f32\n");
-    for (u32 c : {16384u, 32768u, 65536u})
-        for (u32 t : {512u, 768u, 1024u}) {
-            chunk = c, push_threads = t;
-            printf("chunk %u threads %u: ", c, t);
-            reduce("all_reduce f32", k, ALL_REDUCE, 8388608, true);
-            printf("chunk %u threads %u: ", c, t);
-            reduce("all_reduce f32", k, ALL_REDUCE, 268435456, true);
-            printf("chunk %u threads %u: ", c, t);
-            move("broadcast", BROADCAST, 268435456, true);
-        }
-    chunk = 65536, push_threads = 1024;
+    printf("tuning of push: least chunk and groups of senders, all_reduce f32\n");
+    for (const char *variant : {"c4g2", "c8g1", "c8g2", "c8g4", "c16g2", "c16g4", "c32g2"}) {
+        Kernels v(std::string("f32-sum-") + variant, "bl_ll_reduce", "bl_push_reduce");
+        for (u64 b : {1048576ull, 2097152ull, 4194304ull, 8388608ull, 33554432ull, 268435456ull}) reduce(variant, v, ALL_REDUCE, b, true);
+    }
     for (u64 b : {131072ull, 524288ull, 2097152ull, 8388608ull, 33554432ull, 268435456ull})
-        time_one("CE exchange", b, true, [&](u32 r) { CK(cuCtxSetCurrent(g[r].ctx)); CK(cuMemcpyPeerAsync(g[1 - r].out, g[1 - r].ctx, g[r].in, g[r].ctx, b, g[r].stream)); });
+        time_one("CE exchange", b, true, [&](u32 r) { CK(cuCtxSetCurrent(g[r].ctx)); CK(cuMemcpyPeerAsync(g[1 - r].out, g[1 - r].ctx, g[r].in, g[r].ctx, b, g[r].stream)); }, false);
     for (u64 b : {2097152ull, 33554432ull, 268435456ull})
-        time_one("CE one way", b, true, [&](u32 r) { if (r == 0) { CK(cuCtxSetCurrent(g[r].ctx)); CK(cuMemcpyPeerAsync(g[1].out, g[1].ctx, g[0].in, g[0].ctx, b, g[0].stream)); } });
+        time_one("CE one way", b, true, [&](u32 r) { if (r == 0) { CK(cuCtxSetCurrent(g[r].ctx)); CK(cuMemcpyPeerAsync(g[1].out, g[1].ctx, g[0].in, g[0].ctx, b, g[0].stream)); } }, false);
 }
 
 int main(int argc, char **argv) {

@@ -2,6 +2,7 @@
 // plain loop. Built by `cargo xtask kernels --check` where a C++ compiler is found.
 #define BEELINE_HOST
 #define BEELINE_PUSH_BLOCKS 2
+#define BEELINE_CHUNK_MIN 512
 #define SPINS 64
 #include "../beeline/ll.cuh"
 #include "../beeline/push.cuh"
@@ -10,7 +11,7 @@
 #include <functional>
 #include <vector>
 
-static const u32 CHUNK = 4096, THREADS = 64, BLOCKS = 2;
+static const u32 CHUNK = 4096, THREADS = 128, BLOCKS = 2;
 static int failures = 0;
 #define CHECK(what, ...)                 \
     do {                                 \

@@ -15,6 +15,7 @@ pub mod file;
 pub mod mem;
 pub mod net;
 pub mod nvml;
+pub mod nvrtc;
 #[doc(hidden)]
 pub mod testing;
 pub mod thread;

@@ -11,6 +11,7 @@ pub mod error;
 pub mod gpu;
 pub mod memory;
 pub mod model;
+pub mod p2p;
 pub mod probe;
 pub mod storage;
 pub mod verbs;

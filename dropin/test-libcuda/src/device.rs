@@ -96,6 +96,11 @@ export! {
         context.set(state::top().map_or(std::ptr::null_mut(), handle_of))
     }
 
+    fn cuCtxGetDevice(device: Out<i32>) {
+        driver()?;
+        device.set(i32::try_from(state::top().ok_or(Cu::INVALID_CONTEXT)?).unwrap_or(0))
+    }
+
     fn cuThreadExchangeStreamCaptureMode(mode: *mut i32) {
         let new: i32 = crate::ffi::read(mode.cast())?;
         if !(0..=2).contains(&new) { return Err(Cu::INVALID_VALUE); }

@@ -41,6 +41,7 @@ functions! {
     "cuCtxPushCurrent" 4000 cuCtxPushCurrent_v2;
     "cuCtxPopCurrent" 4000 cuCtxPopCurrent_v2;
     "cuCtxGetCurrent" 4000 cuCtxGetCurrent;
+    "cuCtxGetDevice" 2000 cuCtxGetDevice;
     "cuThreadExchangeStreamCaptureMode" 10010 cuThreadExchangeStreamCaptureMode;
     "cuMemGetInfo" 3020 cuMemGetInfo_v2;
     "cuMemAlloc" 3020 cuMemAlloc_v2;

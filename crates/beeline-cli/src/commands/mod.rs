@@ -1,11 +1,13 @@
 //! The commands, one file each, and what they share: devices, engines, the plan's words.
 
+mod bench;
 mod completions;
 mod copy;
 mod devices;
 mod doctor;
 mod explain;
 mod explain_addresses;
+mod explain_collective;
 mod explain_ends;
 mod html;
 mod load;
@@ -42,6 +44,7 @@ pub(crate) fn run(command: &Command, context: &Context) -> Result<Answer, Failur
         Command::ProbeWorker => probe::worker(),
         Command::Topo(flags) => topo::run(flags),
         Command::Rdma(flags) => rdma::run(flags, context),
+        Command::Bench(flags) => bench::run(flags, context),
         Command::Completions(flags) => completions::run(flags),
         Command::Man(flags) => man::run(flags),
     };

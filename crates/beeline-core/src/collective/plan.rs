@@ -13,6 +13,10 @@ use super::schedule::{RANKS_MAX, does};
 use crate::plan::{Choice, Level, Plan, Rejected};
 use crate::reason::{Code, Reason};
 
+mod links;
+
+pub use links::{Pair, pairs, ranks};
+
 /// What joins two ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Link {
@@ -110,7 +114,7 @@ fn judge(call: &Call, ranks: &Ranks, route: Algorithm) -> Result<u64, Reason> {
     if n == 0 || n > RANKS_MAX {
         return Err(unsuited(format!("{n} ranks; 1 to {RANKS_MAX} are possible")));
     }
-    if !does(route, kind, n) && !(route == Algorithm::Staged && n > 1) {
+    if !(does(route, kind, n) || (route == Algorithm::Staged && n > 1)) {
         let text = if n == 1 { "one rank".into() } else { format!("{kind} of {n} ranks") };
         return Err(unsuited(text));
     }

@@ -182,6 +182,7 @@ macro_rules! wide {
             fn mul(self, other: Self) -> Self {
                 self * other
             }
+            #[allow(clippy::cast_lossless, reason = "it is one of the two types only")]
             fn divide(self, ranks: u32) -> Self {
                 self / ranks as Self
             }

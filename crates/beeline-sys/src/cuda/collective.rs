@@ -15,17 +15,19 @@ use super::types::*;
 /// Ranks that the kernels can join.
 pub const RANKS_MAX: usize = 16;
 /// Bytes that one block of a low-latency kernel carries to a peer at most; there are [`ll_blocks`].
-pub const LL_SPAN_MAX: u64 = 16384;
+pub const LL_SPAN_MAX: u64 = 8192;
 /// Blocks of a push kernel.
 pub const PUSH_BLOCKS: u64 = 128;
 /// Chunks of one pair and block under way.
 pub const PUSH_SLOTS: u64 = 4;
 /// Threads in a block of a push kernel.
 pub const PUSH_THREADS: u32 = 1024;
-/// Threads in a block of a low-latency kernel, at most.
+/// Threads in a block of a low-latency kernel that carry packets, at most; [`LL_THREADS_MORE`] come on top.
 pub const LL_THREADS_MAX: u32 = 512;
+/// The warp that deals with headers.
+pub const LL_THREADS_MORE: u32 = 32;
 
-const AT_LL: u64 = 65536;
+const AT_LL: u64 = 131_072;
 const LL_SLOTS: u64 = 2;
 const LL_REGION: u64 = 2 * LL_SPAN_MAX;
 
@@ -36,7 +38,7 @@ pub const fn push_at(ranks: u32) -> u64 {
 
 /// Blocks of a low-latency kernel at most.
 pub const fn ll_blocks(ranks: u32) -> u64 {
-    if ranks <= 8 { 64 } else { 32 }
+    if ranks <= 8 { 128 } else { 64 }
 }
 
 /// Bytes of a chunk, so that a window stays within 64 MiB.

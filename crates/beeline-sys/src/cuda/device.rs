@@ -52,6 +52,15 @@ impl Driver {
         Ok(count)
     }
 
+    /// The device whose context is current in this thread; `None` where none is.
+    pub fn current_device(&self) -> Option<i32> {
+        let mut device = 0;
+        let ask = self.table().cuCtxGetDevice?;
+        // SAFETY: `device` is a place for one int.
+        let result = unsafe { ask(&raw mut device) };
+        (result == CuResult::SUCCESS).then_some(device)
+    }
+
     /// The device with this ordinal.
     ///
     /// # Errors

@@ -65,6 +65,11 @@ impl DeviceMem {
         Ok(Self::new(context, mapping.ptr, len, Backing::Virtual(mapping)))
     }
 
+    /// Whether it has a handle of its own, as [`Self::alloc_virtual`] makes.
+    pub const fn is_virtual(&self) -> bool {
+        matches!(self.backing, Backing::Virtual(_))
+    }
+
     /// `len` bytes from the device's default pool, there once `core` has run what is queued before.
     pub(super) fn alloc_pooled(core: &Arc<Core>, len: u64) -> Result<Self, Error> {
         let context = core.context();
@@ -268,26 +273,22 @@ impl Mapping {
         let unit = if unit.is_power_of_two() { unit as u64 } else { 2 << 20 };
         let bytes = size(align_up(len, unit).ok_or(Error::Refused("the size overflows"))?)?;
 
-        // Undone by its drop, as far as it has got.
-        let mut new =
-            Self { context: Arc::clone(context), handle: None, ptr: 0, bytes, mapped: false };
-        let values = || format!("{bytes} bytes");
         let mut handle = 0;
         // SAFETY: `handle` is a place for one allocation handle, `prop` is as above.
         let result = unsafe { create(&raw mut handle, bytes, &raw const prop, 0) };
-        context.check("cuMemCreate", result, values)?;
-        new.handle = Some(handle);
-        new.map(MEM_ACCESS_READ_WRITE)?;
-        Ok(new)
+        context.check("cuMemCreate", result, || format!("{bytes} bytes"))?;
+        Self::attach(context, handle, bytes, MEM_ACCESS_READ_WRITE)
     }
 
-    /// Maps an allocation of another process, to be read; where the device has no read-only mappings,
-    /// to be read and written. Takes the handle over.
-    pub(super) fn of_handle(
+    /// Maps all `bytes` of `handle`, which it owns from here on, at an address of its own. Where the
+    /// device has no read-only mappings, [`MEM_ACCESS_READ`] makes one to be read and written.
+    pub(super) fn attach(
         context: &Arc<Context>,
         handle: u64,
         bytes: usize,
+        flags: i32,
     ) -> Result<Self, Error> {
+        // Undone by its drop, as far as it has got.
         let mut new = Self {
             context: Arc::clone(context),
             handle: Some(handle),
@@ -295,21 +296,11 @@ impl Mapping {
             bytes,
             mapped: false,
         };
-        new.map(MEM_ACCESS_READ)?;
-        Ok(new)
-    }
-
-    /// Maps the handle at an address of its own.
-    fn map(&mut self, flags: i32) -> Result<(), Error> {
-        const WHAT: &str = "virtual memory management";
-        let new = self;
-        let context = Arc::clone(&new.context);
-        let (bytes, handle) = (new.bytes, new.handle.unwrap_or(0));
         let table = context.table();
         let (Some(reserve), Some(map), Some(set_access)) =
             (table.cuMemAddressReserve, table.cuMemMap, table.cuMemSetAccess)
         else {
-            return Err(Error::Unsupported { what: WHAT });
+            return Err(Error::Unsupported { what: "virtual memory management" });
         };
         let values = || format!("{bytes} bytes");
         let _current = context.enter()?;
@@ -329,7 +320,8 @@ impl Mapping {
             // SAFETY: as above.
             result = unsafe { set_access(new.ptr, bytes, &raw const access, 1) };
         }
-        context.check("cuMemSetAccess", result, values)
+        context.check("cuMemSetAccess", result, values)?;
+        Ok(new)
     }
 }
 

@@ -73,6 +73,7 @@ table! {
     required cuCtxPopCurrent @ 4000 = "cuCtxPopCurrent_v2" (*mut RawContext);
     required cuThreadExchangeStreamCaptureMode @ 10010 = "cuThreadExchangeStreamCaptureMode" (*mut CaptureMode);
 
+    optional cuCtxGetDevice @ 2000 = "cuCtxGetDevice" (*mut i32);
     optional cuCtxEnablePeerAccess @ 4000 = "cuCtxEnablePeerAccess" (RawContext, u32);
 
     optional cuIpcGetMemHandle @ 4010 = "cuIpcGetMemHandle" (*mut IpcHandle, u64);
@@ -90,6 +91,8 @@ table! {
 
     optional cuMemGetAllocationGranularity @ 10020 = "cuMemGetAllocationGranularity" (*mut usize, *const AllocationProp, i32);
     optional cuMemCreate @ 10020 = "cuMemCreate" (*mut u64, usize, *const AllocationProp, u64);
+    optional cuMemExportToShareableHandle @ 10020 = "cuMemExportToShareableHandle" (*mut c_void, u64, i32, u64);
+    optional cuMemImportFromShareableHandle @ 10020 = "cuMemImportFromShareableHandle" (*mut u64, *mut c_void, i32);
     optional cuMemRelease @ 10020 = "cuMemRelease" (u64);
     optional cuMemAddressReserve @ 10020 = "cuMemAddressReserve" (*mut u64, usize, usize, u64, u64);
     optional cuMemAddressFree @ 10020 = "cuMemAddressFree" (u64, usize);
@@ -98,8 +101,6 @@ table! {
     optional cuMemSetAccess @ 10020 = "cuMemSetAccess" (u64, usize, *const AccessDesc, usize);
     optional cuMemAllocAsync @ 11020 = "cuMemAllocAsync" (*mut u64, usize, RawStream);
     optional cuMemFreeAsync @ 11020 = "cuMemFreeAsync" (u64, RawStream);
-    optional cuMemExportToShareableHandle @ 10020 = "cuMemExportToShareableHandle" (*mut c_void, u64, i32, u64);
-    optional cuMemImportFromShareableHandle @ 10020 = "cuMemImportFromShareableHandle" (*mut u64, *mut c_void, i32);
     optional cuMemRetainAllocationHandle @ 11000 = "cuMemRetainAllocationHandle" (*mut u64, *mut c_void);
     optional cuMemAllocManaged @ 6000 = "cuMemAllocManaged" (*mut u64, usize, u32);
     optional cuFlushGPUDirectRDMAWrites @ 11030 = "cuFlushGPUDirectRDMAWrites" (i32, i32);

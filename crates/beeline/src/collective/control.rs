@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex};
 use beeline_sys::mem::{HostMem, memfd};
 
 use super::executor::{self, REPORT_OFFSET};
+use super::id::UNIQUE_ID_BYTES;
 use crate::core::collective::{Announcement, Disagreement};
 use crate::error::{Error, Kind, Result};
 use crate::lock;
@@ -35,6 +36,7 @@ pub const RANKS_MAX: u32 = 256;
 const PROCESS: u64 = 64;
 const CALLS: u64 = 128;
 const NOW: u64 = 512;
+const BOARD: u64 = 48 << 10;
 /// Announcements that are kept at once.
 const CALLS_KEPT: u64 = 4;
 
@@ -80,11 +82,6 @@ impl Control {
         self.rank
     }
 
-    /// How many ranks there are.
-    pub(crate) fn ranks(&self) -> u32 {
-        self.segments.len() as u32
-    }
-
     /// The segment of this rank.
     pub(crate) fn memory(&self) -> Option<&Arc<HostMem>> {
         self.segments.get(self.rank as usize)
@@ -98,6 +95,11 @@ impl Control {
     /// Whether `rank` stopped.
     pub(crate) fn has_aborted(&self, rank: u32) -> bool {
         self.load(rank, ABORT_OFFSET) != 0
+    }
+
+    /// Whether `rank` stopped because somebody told it to, and not after an error.
+    pub(crate) fn was_told_to_stop(&self, rank: u32) -> bool {
+        self.load(rank, ABORT_OFFSET) == 1
     }
 
     /// Tells this rank to stop, now. The others find out when they wait for it.
@@ -167,6 +169,28 @@ impl Control {
     /// The process of `rank`.
     pub(crate) fn process(&self, rank: u32) -> u64 {
         self.load(rank, PROCESS)
+    }
+
+    /// Puts an identifier on the board of this rank, for those who look for `tag`.
+    pub(crate) fn post(&self, tag: u64, id: &[u8; UNIQUE_ID_BYTES]) {
+        self.store(self.rank, BOARD, 0);
+        for (at, word) in (1_u64..).zip(id.as_chunks::<8>().0) {
+            self.store(self.rank, BOARD + 8 * at, u64::from_le_bytes(*word));
+        }
+        self.store(self.rank, BOARD, tag);
+    }
+
+    /// What `rank` put on its board for `tag`.
+    pub(crate) fn posted(&self, rank: u32, tag: u64) -> Option<[u8; UNIQUE_ID_BYTES]> {
+        let there = || self.load(rank, BOARD) == tag;
+        let mut id = [0; UNIQUE_ID_BYTES];
+        if !there() {
+            return None;
+        }
+        for (at, word) in (1_u64..).zip(id.as_chunks_mut::<8>().0) {
+            *word = self.load(rank, BOARD + 8 * at).to_le_bytes();
+        }
+        there().then_some(id)
     }
 
     /// A word of `rank`'s segment; 0 outside of it.

@@ -145,6 +145,15 @@ impl Gpu {
         }
     }
 
+    /// The CUDA device whose context is current in this thread; device 0 where none is.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn current_cuda() -> Result<Self> {
+        let current = cuda_driver()?.current_device().and_then(|device| u32::try_from(device).ok());
+        Self::open(&DeviceId::Cuda(current.unwrap_or(0)))
+    }
+
     /// Every device that [`Self::open`] would open without an error, CUDA devices first. Where no CUDA
     /// device is listed, [`Self::cuda_devices`] says why.
     pub fn list() -> Vec<Info> {

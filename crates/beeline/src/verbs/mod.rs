@@ -51,6 +51,7 @@ pub use objects::{AsyncEvent, Context, Cq, Mr, Pd, Qp, QpCaps, Resolved, Srq};
 
 use self::link::{FaultLink, Link, LocalLink, PairLink, Pcap, UdpLink};
 use self::soft::Soft;
+pub(crate) use self::soft::random;
 use crate::error::{Error, Result};
 
 /// A NIC.
@@ -201,7 +202,7 @@ fn start(options: SoftOptions, link: Link, mtu: Mtu) -> Result<Nic> {
         shared_memory,
         ..Config::new(options.local)
     };
-    let [a, b] = [soft::random::<8>()?, soft::random::<8>()?].map(u64::from_ne_bytes);
+    let [a, b] = [random::<8>()?, random::<8>()?].map(u64::from_ne_bytes);
     let soft = Soft::start(config, link, pcap, &Secret::new([a, b]))?;
     Ok(Nic::Soft(SoftNic { soft }))
 }

@@ -470,7 +470,7 @@ pub(super) fn eventfd() -> Result<OwnedFd> {
 }
 
 /// Random bits from the operating system.
-pub(super) fn random<const N: usize>() -> Result<[u8; N]> {
+pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     use std::io::Read;
 
     let mut bytes = [0; N];

@@ -30,6 +30,10 @@
 //!   capture counts on the device instead, since a replay reuses its arguments.
 
 mod cuda;
+mod faults;
+mod staged;
+
+pub use faults::Faults;
 
 pub(super) use cuda::{REPORT_OFFSET, failure};
 
@@ -39,6 +43,7 @@ use std::time::{Duration, Instant};
 use beeline_core::addr::DevicePtr;
 
 use super::control::Control;
+use crate::config;
 use crate::core::collective::{Algorithm, Call};
 use crate::error::Result;
 use crate::gpu::{Buffer, Gpu, Stream};
@@ -56,10 +61,13 @@ pub(crate) struct Setup<'a> {
     /// Gives bytes (at most 64 KiB) and descriptors (at most 16) to all ranks and gets theirs, in
     /// rank order, own included. May be called any number of times while the executor is made, as often
     /// on every rank.
-    pub(crate) exchange: &'a mut dyn FnMut(&[u8], Vec<OwnedFd>) -> Result<Vec<Gathered>>,
+    pub(crate) exchange: &'a mut ExchangeFn<'a>,
     /// What was asked for.
     pub(crate) settings: Settings,
 }
+
+/// Gives to all ranks and gets what they gave.
+pub(crate) type ExchangeFn<'a> = dyn FnMut(&[u8], Vec<OwnedFd>) -> Result<Vec<Gathered>> + 'a;
 
 /// What one rank gave to an exchange.
 #[derive(Debug, Default)]
@@ -71,27 +79,51 @@ pub(crate) struct Gathered {
 }
 
 /// Choices of a communicator.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
     /// How long a call waits for the other ranks before it fails, naming who is missing.
     pub deadline: Duration,
+    /// How long ranks may take to come together in the first place.
+    pub join_deadline: Duration,
     /// Only this algorithm, where it can do the call; `None` lets the planner choose.
     pub algorithm: Option<Algorithm>,
     /// Bytes that go through shared memory at a time (the staged path); results never depend on it.
     pub chunk_bytes: u64,
     /// Blocks or threads that work on one call (0: by size); results never depend on it.
     pub channels: u32,
+    /// Always through host memory, also where the devices reach each other.
+    pub staged: bool,
+    /// What is to go wrong, for tests of programs that must bear it.
+    pub faults: Faults,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
             deadline: Duration::from_secs(30),
+            join_deadline: Duration::from_secs(120),
             algorithm: None,
             chunk_bytes: 1 << 20,
             channels: 0,
+            staged: false,
+            faults: Faults::default(),
         }
+    }
+}
+
+impl Settings {
+    /// The defaults, overridden by `BEELINE_COMM_TIMEOUT` (seconds, for both deadlines), `BEELINE_COMM_PATH` (`staged`)
+    /// and `BEELINE_COMM_CHUNK_BYTES`.
+    pub fn from_env() -> Self {
+        let mut settings = Self::default();
+        if let Some(seconds) = config::comm_seconds() {
+            settings.deadline = Duration::from_secs(seconds);
+            settings.join_deadline = settings.deadline;
+        }
+        settings.staged = config::comm_staged();
+        settings.chunk_bytes = config::comm_chunk_bytes().unwrap_or(settings.chunk_bytes);
+        settings
     }
 }
 
@@ -122,7 +154,7 @@ pub(crate) struct Posted {
 
 /// Memory of a call.
 #[derive(Clone, Debug, Default)]
-pub(crate) enum Place {
+pub enum Place {
     /// None.
     #[default]
     None,
@@ -134,7 +166,7 @@ pub(crate) enum Place {
 
 /// The factor of a pre-multiplied sum.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Factor {
+pub enum Factor {
     /// One element of the call's type, in the low bytes.
     Host([u8; 8]),
     /// One element in device memory, read when the call runs (`ncclScalarDevice`).
@@ -144,14 +176,44 @@ pub(crate) enum Factor {
 /// Carries out the calls of one rank.
 pub(crate) enum Executor {
     /// Kernels and copy engines.
-    Cuda(cuda::Cuda),
+    Cuda(Box<cuda::Cuda>),
+    /// The CPU, through host memory.
+    Staged(staged::Staged),
 }
 
 impl Executor {
+    /// The best executor that all ranks can have. All ranks are inside this call.
+    pub(crate) fn join(setup: &mut Setup<'_>) -> Result<Self> {
+        let real = setup.gpu.as_sim().is_none();
+        let direct = real && !setup.settings.staged;
+        // Whether to try is a decision of all.
+        let all = (setup.exchange)(&[u8::from(direct)], Vec::new())?;
+        if all.iter().all(|given| given.bytes == [1]) {
+            let joined = cuda::Cuda::join(setup);
+            let all = (setup.exchange)(&[u8::from(joined.is_ok())], Vec::new())?;
+            let agreed = all.iter().all(|given| given.bytes == [1]);
+            match joined {
+                Ok(cuda) if agreed => return Ok(Self::Cuda(Box::new(cuda))),
+                Ok(cuda) => cuda.close(Instant::now()),
+                Err(error) if error.is_no_route() => {
+                    tracing::info!(%error, "collectives go through host memory");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        staged::Staged::join(setup).map(Self::Staged)
+    }
+
+    /// Whether calls go through host memory.
+    pub(crate) const fn is_staged(&self) -> bool {
+        matches!(self, Self::Staged(_))
+    }
+
     /// Queues `batch` in `stream`.
     pub(crate) fn enqueue(&mut self, batch: &Batch, stream: &Stream) -> Result<()> {
         match self {
             Self::Cuda(cuda) => cuda.enqueue(batch, stream),
+            Self::Staged(staged) => staged.enqueue(batch, stream),
         }
     }
 
@@ -159,6 +221,7 @@ impl Executor {
     pub(crate) fn register(&mut self, ptr: DevicePtr, len: u64) -> Result<()> {
         match self {
             Self::Cuda(cuda) => cuda.register(ptr, len),
+            Self::Staged(_) => Ok(()),
         }
     }
 
@@ -166,6 +229,7 @@ impl Executor {
     pub(crate) fn forget(&mut self, ptr: DevicePtr) {
         match self {
             Self::Cuda(cuda) => cuda.forget(ptr),
+            Self::Staged(_) => {}
         }
     }
 
@@ -173,6 +237,7 @@ impl Executor {
     pub(crate) fn close(self, deadline: Instant) {
         match self {
             Self::Cuda(cuda) => cuda.close(deadline),
+            Self::Staged(staged) => staged.close(deadline),
         }
     }
 }

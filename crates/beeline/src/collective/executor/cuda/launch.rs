@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use beeline_sys::cuda::collective::{
-    Element, KernelSet, LL_SPAN_MAX, LL_THREADS_MAX, MoveArgs, Operator, PUSH_BLOCKS, PUSH_THREADS,
-    Part, RANKS_MAX, ReduceArgs, Shape, ll_blocks,
+    Element, KernelSet, LL_SPAN_MAX, LL_THREADS_MAX, LL_THREADS_MORE, MoveArgs, Operator,
+    PUSH_BLOCKS, PUSH_THREADS, Part, RANKS_MAX, ReduceArgs, Shape, ll_blocks,
 };
 use beeline_sys::cuda::{DeviceMem, Stream as Handle};
 
@@ -239,13 +239,13 @@ impl Cuda {
     /// The launch of a low-latency kernel whose largest part has `most` bytes.
     fn packets(&self, most: u64) -> Shape {
         let blocks = ll_blocks(self.ranks);
-        let shift = (12..14).find(|shift| most <= blocks << shift).unwrap_or(14);
+        let shift = if most <= blocks << 12 { 12 } else { 13 };
         let span = 1_u64 << shift;
         let threads = most.min(span).div_ceil(8).next_multiple_of(32);
         Shape {
             push: false,
             blocks: most.div_ceil(span).clamp(1, blocks) as u32,
-            threads: threads.min(LL_THREADS_MAX.into()) as u32,
+            threads: threads.min(LL_THREADS_MAX.into()) as u32 + LL_THREADS_MORE,
         }
     }
 }
