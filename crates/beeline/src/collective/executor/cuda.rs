@@ -40,6 +40,7 @@ pub(crate) struct Cuda {
     window: Arc<DeviceMem>,
     peers: Vec<Peer>,
     control: Arc<Control>,
+    #[allow(dead_code, reason = "held for its drop")]
     pinned: Arc<HostRegistration>,
     /// Kernels used so far, few enough to be searched.
     kernels: Vec<(KernelSet, Arc<Kernels>)>,
@@ -51,9 +52,9 @@ enum Peer {
     /// The own one.
     Own,
     /// Of the same process: kept alive by this handle.
-    Here(Arc<DeviceMem>),
+    Here(#[allow(dead_code, reason = "held for its drop")] Arc<DeviceMem>),
     /// Of another process.
-    There(IpcMapping),
+    There(#[allow(dead_code, reason = "held for its drop")] IpcMapping),
 }
 
 impl Cuda {
