@@ -18,3 +18,4 @@ pub mod nvml;
 pub mod testing;
 pub mod thread;
 pub mod uring;
+pub mod user;

@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 pub mod config;
+pub mod cufile;
 pub mod error;
 pub mod gpu;
 pub mod memory;

@@ -234,7 +234,7 @@ impl Device {
         enabled.map_err(|error| self.failed(format_args!("reach {}", peer.label()), error))
     }
 
-    pub(super) fn context(&self) -> Result<Arc<Context>> {
+    pub(in crate::gpu) fn context(&self) -> Result<Arc<Context>> {
         let mut context = lock(&self.inner.context);
         if let Some(context) = &*context {
             return Ok(Arc::clone(context));
