@@ -1,5 +1,7 @@
 //! Memory of a caller in C: addresses that the caller vouches for and that this program never follows by
-//! itself. The kernel copies (and answers `EFAULT` for a wrong one), or a volatile access does.
+//! itself. The kernel copies (and answers `EFAULT` for a wrong one), or a volatile access does. The calls
+//! are bare system calls: a sanitizer that guards the C library's would end the program at a wrong
+//! address instead of letting the kernel refuse it.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -50,7 +52,7 @@ impl UserPtr {
         let at = i64::try_from(at).map_err(|_| io::ErrorKind::InvalidInput)?;
         let len = len.min(RW_MAX) as usize;
         // SAFETY: the caller of `new` vouched for the memory, and the kernel checks the address.
-        let n = unsafe { libc::pread64(fd.as_raw_fd(), into, len, at) };
+        let n = unsafe { libc::syscall(libc::SYS_pread64, fd.as_raw_fd(), into, len, at) };
         u64::try_from(n).map_err(|_| io::Error::last_os_error())
     }
 
@@ -63,7 +65,7 @@ impl UserPtr {
         let at = i64::try_from(at).map_err(|_| io::ErrorKind::InvalidInput)?;
         let len = len.min(RW_MAX) as usize;
         // SAFETY: the caller of `new` vouched for the memory, and the kernel checks the address.
-        let n = unsafe { libc::pwrite64(fd.as_raw_fd(), from, len, at) };
+        let n = unsafe { libc::syscall(libc::SYS_pwrite64, fd.as_raw_fd(), from, len, at) };
         u64::try_from(n).map_err(|_| io::Error::last_os_error())
     }
 }

@@ -38,8 +38,31 @@ pub(super) struct Routes {
 }
 
 impl Routes {
-    pub(super) fn add(counter: &AtomicU64, bytes: u64) {
+    pub(super) fn count(counter: &AtomicU64, bytes: u64) {
         counter.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn add(&self, other: &Self) {
+        let all = [
+            (&self.cached, &other.cached),
+            (&self.direct, &other.direct),
+            (&self.host, &other.host),
+            (&self.written, &other.written),
+        ];
+        for (sum, part) in all {
+            Self::count(sum, part.load(Ordering::Relaxed));
+        }
+    }
+
+    /// The sums by name.
+    pub(super) fn named(&self) -> [(&'static str, u64); 4] {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        [
+            ("read-page-cache", read(&self.cached)),
+            ("read-direct", read(&self.direct)),
+            ("read-to-host", read(&self.host)),
+            ("written", read(&self.written)),
+        ]
     }
 }
 

@@ -138,11 +138,16 @@ impl Library {
             );
         }
         if self.stats.level() == 0 {
-            self.stats.set_level(i32::try_from(options.size(options::STATS)).unwrap_or(0));
+            let asked = i32::try_from(options.size(options::STATS)).unwrap_or(0);
+            let least = i32::from(self.settings.stats_folder.is_some());
+            self.stats.set_level(asked.max(least));
         }
         let (lanes, stats) = (Arc::clone(&self.lanes), Arc::clone(&self.stats));
         let made = Arc::new(Session::new(options, self.settings.clone(), lanes, stats));
         *write_lock(&self.session) = Some(Arc::clone(&made));
+        if let Some(folder) = &self.settings.stats_folder {
+            self.keep_snapshots(folder.clone());
+        }
         Ok(made)
     }
 
@@ -160,6 +165,9 @@ impl Library {
         *count -= 1;
         if *count > 0 {
             return Ok(());
+        }
+        if let Some(folder) = &self.settings.stats_folder {
+            self.leave_snapshot(folder);
         }
         let session = write_lock(&self.session).take();
         drop(count);
@@ -543,7 +551,59 @@ impl Library {
         Err(Failure::value(format!("statistics are at level {level}, {least} is needed")))
     }
 
-    /// Bytes by route over the files that are registered now.
+    /// Leaves the statistics in `folder` once a second, for `beeline cufile stats`.
+    fn keep_snapshots(&self, folder: PathBuf) {
+        static ONCE: std::sync::Once = std::sync::Once::new();
+        ONCE.call_once(|| {
+            let keep = move || {
+                loop {
+                    std::thread::sleep(Duration::from_secs(1));
+                    let library = library();
+                    if read_lock(&library.session).is_some() {
+                        library.leave_snapshot(&folder);
+                    }
+                }
+            };
+            let _ = std::thread::Builder::new().name("beeline-stats".to_owned()).spawn(keep);
+        });
+    }
+
+    fn leave_snapshot(&self, folder: &std::path::Path) {
+        let path = folder.join(format!("beeline-cufile-{}.json", std::process::id()));
+        let next = path.with_extension("tmp");
+        let written = std::fs::write(&next, self.snapshot().to_string());
+        if let Err(error) = written.and_then(|()| std::fs::rename(&next, &path)) {
+            tracing::warn!("leave statistics in {}: {error}", folder.display());
+        }
+    }
+
+    /// What this process did so far: process, counts, bytes by route, CPU seconds.
+    pub fn snapshot(&self) -> serde_json::Value {
+        let words = self.stats.level1();
+        let word = |at: usize| words.get(at).copied().unwrap_or(0);
+        let program = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+        let routes: serde_json::Map<_, _> =
+            self.routes().into_iter().map(|(name, bytes)| (name.to_owned(), bytes.into())).collect();
+        serde_json::json!({
+            "pid": std::process::id(),
+            "program": program.trim(),
+            "level": self.stats.level(),
+            "reads": word(0),
+            "read_errors": word(1),
+            "writes": word(2),
+            "write_errors": word(3),
+            "read_bytes": word(12),
+            "written_bytes": word(13),
+            "read_us_mean": word(16),
+            "write_us_mean": word(17),
+            "batch_read_bytes": word(52),
+            "batch_written_bytes": word(53),
+            "routes": routes,
+            "cpu_seconds": self.stats.cpu_seconds(),
+        })
+    }
+
+    /// Bytes by route since the library was opened.
     pub fn routes(&self) -> Vec<(&'static str, u64)> {
         match self.session() {
             Ok(Some(session)) => session.routes().to_vec(),

@@ -105,7 +105,7 @@ pub(super) fn write(handle: &Arc<Handle>, target: &Target, at: u64, len: u64) ->
         Place::Host => write_host(handle, target, at, len),
         Place::Device(lanes) => write_device(handle, lanes, target.device_ptr(), at, len),
     }?;
-    Routes::add(&handle.routes.written, written);
+    Routes::count(&handle.routes.written, written);
     Ok(written)
 }
 
@@ -121,7 +121,7 @@ fn read_host(handle: &Handle, target: &Target, at: u64, len: u64) -> Outcome<u64
             Err(error) => return Err(failed("read", handle, at, len, &error)),
         }
     }
-    Routes::add(&handle.routes.host, done);
+    Routes::count(&handle.routes.host, done);
     Ok(done)
 }
 
@@ -152,7 +152,7 @@ fn read_single(handle: &Handle, lanes: &Lanes, to: DevicePtr, at: u64, len: u64)
         held.discard();
         return Err(failure);
     }
-    Routes::add(&handle.routes.cached, n);
+    Routes::count(&handle.routes.cached, n);
     Ok(n)
 }
 
@@ -379,7 +379,7 @@ impl Share {
         if self.way.is_direct(handle, force, want) {
             match read_direct(handle, lane, from, want) {
                 Ok((skip, n)) => {
-                    Routes::add(&handle.routes.direct, n);
+                    Routes::count(&handle.routes.direct, n);
                     return Ok((skip, n));
                 }
                 // This file refuses direct I/O after all.
@@ -389,7 +389,7 @@ impl Share {
             }
         }
         let n = read_cached(handle, lane, from, want.start, want.len)?;
-        Routes::add(&handle.routes.cached, n);
+        Routes::count(&handle.routes.cached, n);
         Ok((0, n))
     }
 }

@@ -12,7 +12,7 @@ use beeline_sys::user::{UserCell, UserPtr};
 use super::batch::{Batch, Event};
 use super::buffers::{Buffers, Looked, Place, Target};
 use super::crew::Crew;
-use super::handle::Handle;
+use super::handle::{Handle, Routes};
 use super::lanes::AllLanes;
 use super::mover::{self, Means};
 use super::options::{self, Options};
@@ -43,6 +43,8 @@ pub(super) struct Session {
     buffers: RwLock<Buffers>,
     batches: RwLock<HashMap<usize, Arc<Batch>>>,
     streams: Mutex<HashMap<usize, u32>>,
+    /// Bytes by route of files that are not registered any more.
+    past: Routes,
     next: AtomicUsize,
     ordered: OnceLock<Arc<Ordered>>,
     making: Mutex<()>,
@@ -98,6 +100,7 @@ impl Session {
             buffers: RwLock::default(),
             batches: RwLock::default(),
             streams: Mutex::default(),
+            past: Routes::default(),
             next: AtomicUsize::new(1),
             ordered: OnceLock::new(),
             making: Mutex::default(),
@@ -143,6 +146,7 @@ impl Session {
         let gone = write_lock(&self.handles).remove(&id);
         self.stats.count(Op::HANDLE_DEREGISTER, gone.is_some());
         if let Some(handle) = gone {
+            self.past.add(&handle.routes);
             let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
             tracing::info!(
                 path = %handle.file.path().display(),
@@ -162,17 +166,14 @@ impl Session {
         })
     }
 
-    /// Bytes by route over all registered files.
+    /// Bytes by route since the library was opened.
     pub(super) fn routes(&self) -> [(&'static str, u64); 4] {
-        let mut sums = [("page-cache", 0), ("direct", 0), ("host-memory", 0), ("written", 0)];
+        let sums = Routes::default();
+        sums.add(&self.past);
         for handle in read_lock(&self.handles).values() {
-            let routes = &handle.routes;
-            let all = [&routes.cached, &routes.direct, &routes.host, &routes.written];
-            for ((_, sum), counter) in sums.iter_mut().zip(all) {
-                *sum += counter.load(Ordering::Relaxed);
-            }
+            sums.add(&handle.routes);
         }
-        sums
+        sums.named()
     }
 
     // ---- buffers
@@ -227,7 +228,9 @@ impl Session {
                 format!("{len} bytes from {offset} behind {address:#x} leave the address space");
             return Err(Failure::new(OpError::CUDA_POINTER_RANGE_ERROR, text));
         }
-        if let Some(place) = read_lock(&self.buffers).find(address, offset, len)? {
+        // A range registered as host memory may hold anything by now: what the driver knows wins.
+        let registered = read_lock(&self.buffers).find(address, offset, len)?;
+        if let Some(place @ Place::Device(_)) = registered {
             return Ok(Target { ptr, offset, place });
         }
         let looked = Looked::at(self.cuda.as_ref(), address)?;
@@ -246,10 +249,13 @@ impl Session {
         (file_offset, ptr_offset): (i64, i64),
     ) -> Outcome<u64> {
         let counted = self.stats.is_on().then(Instant::now);
+        let cpu = counted.map(|_| beeline_sys::thread::cpu_time());
         let outcome = self.try_transfer(operation, id, ptr, size, (file_offset, ptr_offset));
         if let Some(since) = counted {
             let moved = outcome.as_ref().ok().copied();
             self.stats.moved(operation == Operation::Write, size, moved, since.elapsed());
+            let cpu = cpu.map(|before| beeline_sys::thread::cpu_time().saturating_sub(before));
+            self.stats.spent(cpu.unwrap_or_default());
         }
         outcome
     }

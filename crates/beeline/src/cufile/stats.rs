@@ -63,6 +63,8 @@ pub(super) struct Stats {
     since: Mutex<Instant>,
     words: [AtomicU64; LEVEL1_WORDS],
     sizes: [[AtomicU64; CLASSES]; 2],
+    /// CPU time of calling threads and helpers, in nanoseconds.
+    cpu_ns: AtomicU64,
     gpus: Mutex<Vec<Arc<GpuStats>>>,
 }
 
@@ -94,6 +96,7 @@ impl Default for Stats {
             since: Mutex::new(Instant::now()),
             words: words(),
             sizes: [words(), words()],
+            cpu_ns: AtomicU64::new(0),
             gpus: Mutex::default(),
         }
     }
@@ -140,6 +143,17 @@ impl Stats {
                 place.fetch_add(1, Ordering::Relaxed);
             }
         }
+    }
+
+    /// Adds CPU time.
+    pub(super) fn spent(&self, cpu: Duration) {
+        let nanos = u64::try_from(cpu.as_nanos()).unwrap_or(0);
+        self.cpu_ns.fetch_add(nanos, Ordering::Relaxed);
+    }
+
+    /// CPU time of the calls so far, in seconds.
+    pub(super) fn cpu_seconds(&self) -> f64 {
+        self.cpu_ns.load(Ordering::Relaxed) as f64 / 1e9
     }
 
     /// Counts an entry of a batch that has ended.
@@ -249,7 +263,7 @@ impl Stats {
 
     pub(super) fn reset(&self) {
         *lock(&self.since) = Instant::now();
-        for word in self.words.iter().chain(self.sizes.iter().flatten()) {
+        for word in self.words.iter().chain(self.sizes.iter().flatten()).chain([&self.cpu_ns]) {
             word.store(0, Ordering::Relaxed);
         }
         lock(&self.gpus).clear();
