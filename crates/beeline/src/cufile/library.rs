@@ -582,8 +582,11 @@ impl Library {
         let words = self.stats.level1();
         let word = |at: usize| words.get(at).copied().unwrap_or(0);
         let program = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
-        let routes: serde_json::Map<_, _> =
-            self.routes().into_iter().map(|(name, bytes)| (name.to_owned(), bytes.into())).collect();
+        let routes: serde_json::Map<_, _> = self
+            .routes()
+            .into_iter()
+            .map(|(name, bytes)| (name.to_owned(), bytes.into()))
+            .collect();
         serde_json::json!({
             "pid": std::process::id(),
             "program": program.trim(),

@@ -46,7 +46,13 @@ impl Bench {
         let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("include");
         let mut compile = Command::new("cc");
         compile.args(["-std=gnu11", "-g", "-O1", "-Wall", "-Werror"]).args(flags);
-        compile.arg("-I").arg(include).arg(source).arg("-o").arg(&program).args(["-ldl", "-lpthread"]);
+        compile
+            .arg("-I")
+            .arg(include)
+            .arg(source)
+            .arg("-o")
+            .arg(&program)
+            .args(["-ldl", "-lpthread"]);
         let output = compile.output().unwrap();
         if output.status.success() {
             return Some(program);
@@ -94,7 +100,8 @@ fn build() -> Result<PathBuf, String> {
     let mut command = Command::new(cargo);
     command.args(["build", "--quiet", "--package", "beeline-test-libcuda"]);
     command.args(["--package", "beeline-cufile", "--manifest-path"]).arg(&manifest);
-    let output = command.arg("--target-dir").arg(target).output().map_err(|_| "cargo".to_owned())?;
+    let output =
+        command.arg("--target-dir").arg(target).output().map_err(|_| "cargo".to_owned())?;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Ok(target.join("debug"))
 }
