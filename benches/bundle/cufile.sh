@@ -32,9 +32,9 @@ done
 conformance() {
     note "conformance over the real driver, files on $folder"
     timeout -k 5 100 ./conformance.here "$ours" "$folder" 2>&1 | grep -v "ERROR: stream-ordered" | tail -40
-    note "again, on tmpfs, with a pool of 64 MiB, waiting in the driver"
+    note "again, on tmpfs, with a pool of 64 MiB, waiting by words"
     mkdir -p /dev/shm/beeline-cufile
-    BEELINE_POOL_BYTES=64M BEELINE_CUFILE_WAIT=driver timeout -k 5 100 \
+    BEELINE_POOL_BYTES=64M BEELINE_CUFILE_WAIT=word timeout -k 5 100 \
         ./conformance.here "$ours" /dev/shm/beeline-cufile 2>&1 | grep -v "ERROR: stream-ordered" | tail -40
     rm -rf /dev/shm/beeline-cufile
 }
@@ -51,7 +51,7 @@ clients() {
     done
     printf '{ // settings of this run\n "properties": { "allow_compat_mode": true }, "logging": { "level": "WARN" } }\n' >$site/cufile.json
     export CUFILE_ENV_PATH_JSON=$site/cufile.json PYTHONPATH=$site
-    export LD_LIBRARY_PATH=$site/libkvikio/lib64:$site/librmm/lib64:$site/rapids_logger/lib64:$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    export LD_LIBRARY_PATH=$site/.nixl_cu13.mesonpy.libs:$site/nixl_cu13.libs:$site/libkvikio/lib64:$site/librmm/lib64:$site/rapids_logger/lib64:$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     local nv
     nv=$(python3 -c 'import nvidia,os;print(list(nvidia.__path__)[0])' 2>/dev/null)
     for lib in "$nv"/cu13/lib "$nv"/cuda_runtime/lib; do
@@ -66,7 +66,7 @@ clients() {
         if [ $part = fastsafetensors ] && [ ! -e /dev/nvidia-fs0 ]; then
             touch /dev/nvidia-fs0 2>/dev/null && made=1
         fi
-        KVIKIO_COMPAT_MODE=OFF NIXL_PLUGIN_DIR=$site/nixl_cu13.libs/nixl LD_PRELOAD=$ours BEELINE_LOG=warn \
+        KVIKIO_COMPAT_MODE=OFF NIXL_PLUGIN_DIR=$site/nixl_cu13.libs/nixl NIXL_LOG_LEVEL=INFO LD_PRELOAD=$ours BEELINE_LOG=warn \
             timeout -k 5 60 python3 cufile_clients.py $part "$folder" >"$out/$part.log" 2>&1
         local rc=$?
         grep -c '^ok' "$out/$part.log" | sed "s/^/ok lines: /"
@@ -100,7 +100,7 @@ bench() {
     }
     for number in $(seq 1 "${PASSES:-3}"); do
         [ -n "$nvidia" ] && pass "$nvidia" nvidia "$number" A=1
-        pass "$ours" beeline "$number" BEELINE_CUFILE_WAIT=word
+        pass "$ours" beeline "$number" A=1
         pass "$ours" beeline-event "$number" BEELINE_CUFILE_WAIT=event
         pass "$ours" beeline-driver "$number" BEELINE_CUFILE_WAIT=driver
     done
@@ -110,7 +110,7 @@ bench() {
     note "bench: cold"
     for pair in "${nvidia:-none} nvidia" "$ours beeline"; do
         set -- $pair
-        [ "$1" = none ] || timeout -k 5 30 ./cufile_bench.here "$1" "$2" "$folder" 1 1.5 cold >>"$rows" 2>>"$out/bench.err"
+        [ "$1" = none ] || timeout -k 5 30 ./cufile_bench.here "$1" "$2" "$folder" 1 4 cold >>"$rows" 2>>"$out/bench.err"
     done
     note "bench: kvikio's POSIX path"
     if [ -d /tmp/beeline-clients/kvikio ]; then

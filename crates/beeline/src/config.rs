@@ -140,12 +140,14 @@ impl CudaConfig {
 /// How a thread waits for a copy of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Waiting {
-    /// It looks at a word of memory that the stream writes.
+    /// By a word while few threads copy, by asking the driver while many do.
     #[default]
+    Auto,
+    /// It looks at a word of memory that the stream writes.
     Word,
-    /// It asks for an event.
+    /// It asks for an event; large copies go through streams of their own too.
     Event,
-    /// It waits in the driver.
+    /// It asks the driver for the stream.
     Driver,
 }
 
@@ -168,7 +170,7 @@ pub struct CufileConfig {
 }
 
 impl CufileConfig {
-    /// Reads `CUFILE_*`, `BEELINE_LOG`, `BEELINE_CUFILE_WAIT` (`word`, `event`, `driver`),
+    /// Reads `CUFILE_*`, `BEELINE_LOG`, `BEELINE_CUFILE_WAIT` (`auto`, `word`, `event`, `driver`),
     /// `BEELINE_CUFILE_VERSION` and `BEELINE_CUFILE_STATS` (a folder).
     pub fn from_env() -> Self {
         let all = std::env::vars_os().filter_map(|(name, value)| {
@@ -179,9 +181,10 @@ impl CufileConfig {
         let usual = PathBuf::from("/etc/cufile.json");
         Self {
             waiting: match text("BEELINE_CUFILE_WAIT").as_deref() {
+                Some("word") => Waiting::Word,
                 Some("event") => Waiting::Event,
                 Some("driver") => Waiting::Driver,
-                _ => Waiting::Word,
+                _ => Waiting::Auto,
             },
             json: path("CUFILE_ENV_PATH_JSON").or_else(|| usual.is_file().then_some(usual)),
             env: all.collect(),

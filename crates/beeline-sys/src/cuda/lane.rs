@@ -32,7 +32,57 @@ pub enum Marking {
 
 /// A point in a lane; copies before it are done once it is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mark(u32);
+pub struct Mark {
+    number: u32,
+    marking: Marking,
+}
+
+/// A stream that several lanes of a context send large copies through: one copy engine that serves one
+/// stream does not lose the time it takes to change between streams.
+pub struct Bulk {
+    context: Arc<Context>,
+    raw: RawStream,
+}
+
+impl Bulk {
+    /// A new stream.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn new(context: &Arc<Context>) -> Result<Self, Error> {
+        Ok(Self { context: Arc::clone(context), raw: stream(context)? })
+    }
+}
+
+impl Drop for Bulk {
+    fn drop(&mut self) {
+        if let Ok(_current) = self.context.enter() {
+            // SAFETY: made by this value; the driver lets what is queued finish.
+            let _ = unsafe { (self.context.table().cuStreamDestroy)(self.raw) };
+        }
+    }
+}
+
+impl fmt::Debug for Bulk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Bulk({:?})", self.raw.0)
+    }
+}
+
+/// A stream of the highest priority that the default stream does not hold up.
+fn stream(context: &Context) -> Result<RawStream, Error> {
+    let table = context.table();
+    let _current = context.enter()?;
+    let mut raw = RawStream::NULL;
+    let result = match table.cuStreamCreateWithPriority {
+        // SAFETY: `raw` is a place for one stream; a context is current.
+        Some(create) => unsafe { create(&raw mut raw, STREAM_NON_BLOCKING, PRIORITY) },
+        // SAFETY: as above.
+        None => unsafe { (table.cuStreamCreate)(&raw mut raw, STREAM_NON_BLOCKING) },
+    };
+    context.check("cuStreamCreate", result, String::new)?;
+    Ok(raw)
+}
 
 /// One stream, one piece of pinned memory, one user at a time.
 pub struct Lane {
@@ -45,7 +95,7 @@ struct State {
     memory: ManuallyDrop<Arc<HostRegistration>>,
     host: Arc<HostMem>,
     events: Vec<RawEvent>,
-    marking: Marking,
+    bulk: Arc<Bulk>,
     marked: u32,
     /// Copies may be in flight behind the last mark.
     dirty: bool,
@@ -62,46 +112,34 @@ impl Lane {
         context: &Arc<Context>,
         memory: Arc<HostRegistration>,
         host: Arc<HostMem>,
-        marking: Marking,
+        bulk: Arc<Bulk>,
     ) -> Result<Self, Error> {
         if memory.len() < 2 * FLAG_BYTES || !memory.is_writable() || memory.len() != host.len() {
             return Err(Error::Refused("a lane needs writable memory of at least 8 KiB"));
         }
-        let table = context.table();
-        let words = table.cuStreamWriteValue32.is_some() && table.cuStreamQuery.is_some();
-        let marking = if words { marking } else { Marking::Event };
-        let _current = context.enter()?;
-        let mut raw = RawStream::NULL;
-        let result = match table.cuStreamCreateWithPriority {
-            // SAFETY: `raw` is a place for one stream; a context is current.
-            Some(create) => unsafe { create(&raw mut raw, STREAM_NON_BLOCKING, PRIORITY) },
-            // SAFETY: as above.
-            None => unsafe { (table.cuStreamCreate)(&raw mut raw, STREAM_NON_BLOCKING) },
-        };
-        context.check("cuStreamCreate", result, String::new)?;
+        let raw = stream(context)?;
         let state = State {
             raw,
             memory: ManuallyDrop::new(memory),
             host,
             events: Vec::new(),
-            marking,
+            bulk,
             marked: 0,
             dirty: false,
             seen: 0,
         };
         let mut lane = Self { context: Arc::clone(context), state };
         lane.state.host.store_u32(lane.state.flag_at(), 0)?;
-        if marking == Marking::Event {
-            lane.make_events()?;
-        }
+        lane.make_events()?;
         Ok(lane)
     }
 
     fn make_events(&mut self) -> Result<(), Error> {
+        let _current = self.context.enter()?;
         for _ in 0..EVENTS {
             let mut event = RawEvent::NULL;
             let create = self.context.table().cuEventCreate;
-            // SAFETY: `event` is a place for one event; the caller has made the context current.
+            // SAFETY: `event` is a place for one event; the context is current.
             let result = unsafe { create(&raw mut event, EVENT_DISABLE_TIMING) };
             self.context.check("cuEventCreate", result, String::new)?;
             self.state.events.push(event);
@@ -157,19 +195,39 @@ impl Lane {
     }
 }
 
+/// Which stream a copy goes through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// The lane's own.
+    Own,
+    /// The common one.
+    Bulk,
+}
+
 impl State {
+    fn stream(&self, way: Way) -> RawStream {
+        match way {
+            Way::Own => self.raw,
+            Way::Bulk => self.bulk.raw,
+        }
+    }
+
     fn flag_at(&self) -> u64 {
         self.memory.len() - FLAG_BYTES
     }
 
     fn is_reached(&mut self, context: &Context, mark: Mark) -> Result<bool, Error> {
-        if reached(self.seen, mark.0) {
+        if reached(self.seen, mark.number) {
             return Ok(true);
         }
-        match self.marking {
-            Marking::Word => self.seen = self.host.load_u32(self.flag_at())?,
+        match mark.marking {
+            Marking::Word => {
+                if reached(self.host.load_u32(self.flag_at())?, mark.number) {
+                    self.seen = mark.number;
+                }
+            }
             Marking::Event => {
-                let Some(event) = self.events.get(mark.0 as usize % EVENTS) else {
+                let Some(event) = self.events.get(mark.number as usize % EVENTS) else {
                     return Err(Error::Refused("a mark of another lane"));
                 };
                 let _current = context.enter()?;
@@ -179,10 +237,10 @@ impl State {
                     return Ok(false);
                 }
                 context.check("cuEventQuery", result, String::new)?;
-                self.seen = mark.0;
+                self.seen = mark.number;
             }
         }
-        Ok(reached(self.seen, mark.0))
+        Ok(reached(self.seen, mark.number))
     }
 }
 
@@ -206,14 +264,14 @@ impl Entered<'_> {
     ///
     /// # Errors
     /// `Bounds`; what the driver says.
-    pub fn copy_in(&mut self, to: DevicePtr, at: u64, len: u64) -> Result<(), Error> {
+    pub fn copy_in(&mut self, to: DevicePtr, at: u64, len: u64, way: Way) -> Result<(), Error> {
         let (context, lane) = (self.context, &mut *self.state);
         let (from, bytes) = (lane.memory.at(at, len)?, size(len)?);
         let copy = context.table().cuMemcpyHtoDAsync;
         lane.dirty = true;
         // SAFETY: the source was checked, and the lane keeps it until the copy is seen done, or for
         // ever; the destination is a device address, which the driver checks.
-        let result = unsafe { copy(to.as_u64(), from, bytes, lane.raw) };
+        let result = unsafe { copy(to.as_u64(), from, bytes, lane.stream(way)) };
         context.check("cuMemcpyHtoDAsync", result, || format!("{len} bytes to {to}"))
     }
 
@@ -232,49 +290,55 @@ impl Entered<'_> {
         context.check("cuMemcpyDtoHAsync", result, || format!("{len} bytes from {from}"))
     }
 
-    /// Marks the point behind what is queued.
+    /// Marks the point behind what is queued that way. By an event in the common stream, and where the
+    /// driver has no stream memory operations.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn mark(&mut self) -> Result<Mark, Error> {
+    pub fn mark(&mut self, way: Way, marking: Marking) -> Result<Mark, Error> {
         let (context, lane) = (self.context, &mut *self.state);
-        let mark = lane.marked.wrapping_add(1);
+        let number = lane.marked.wrapping_add(1);
         let table = context.table();
-        let result = match (lane.marking, table.cuStreamWriteValue32) {
-            (Marking::Word, Some(write)) => {
+        let write = table.cuStreamWriteValue32.filter(|_| {
+            way == Way::Own && marking == Marking::Word && table.cuStreamQuery.is_some()
+        });
+        let result = match write {
+            Some(write) => {
                 let at = lane.memory.device_at(lane.flag_at(), 4)?;
                 // SAFETY: an aligned word inside the lane's memory, which it keeps until then.
-                unsafe { write(lane.raw, at, mark, 0) }
+                unsafe { write(lane.raw, at, number, 0) }
             }
-            _ => {
-                let Some(event) = lane.events.get(mark as usize % EVENTS) else {
+            None => {
+                let Some(event) = lane.events.get(number as usize % EVENTS) else {
                     return Err(Error::Refused("a lane without events"));
                 };
-                // SAFETY: both handles are the lane's own, and its context is current.
-                unsafe { (table.cuEventRecord)(*event, lane.raw) }
+                // SAFETY: both handles are alive, and their context is current.
+                unsafe { (table.cuEventRecord)(*event, lane.stream(way)) }
             }
         };
         context.check("mark a stream", result, String::new)?;
-        lane.marked = mark;
+        lane.marked = number;
         lane.dirty = false;
-        Ok(Mark(mark))
+        let marking = if write.is_some() { Marking::Word } else { Marking::Event };
+        Ok(Mark { number, marking })
     }
 
-    /// Waits in the driver until everything before `mark`, the last one, is done. False where the driver
-    /// has no such call.
+    /// Whether everything in the lane's own stream is done. Then nothing that was queued there needs a
+    /// mark. `None` where the driver has no such question.
     ///
     /// # Errors
     /// What the driver says of the copies.
-    pub fn synchronize(&mut self, mark: Mark) -> Result<bool, Error> {
+    pub fn is_done(&mut self) -> Result<Option<bool>, Error> {
         let (context, lane) = (self.context, &mut *self.state);
-        let Some(wait) = context.table().cuStreamSynchronize else { return Ok(false) };
+        let Some(query) = context.table().cuStreamQuery else { return Ok(None) };
         // SAFETY: the stream is the lane's own, and its context is current.
-        let result = unsafe { wait(lane.raw) };
-        context.check("cuStreamSynchronize", result, String::new)?;
-        if lane.marked == mark.0 {
-            lane.seen = mark.0;
+        let result = unsafe { query(lane.raw) };
+        if result == CuResult::NOT_READY {
+            return Ok(Some(false));
         }
-        Ok(true)
+        context.check("cuStreamQuery", result, String::new)?;
+        lane.dirty = false;
+        Ok(Some(true))
     }
 
     /// [`Lane::is_reached`].
@@ -288,10 +352,8 @@ impl Entered<'_> {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        let last = Mark(self.state.marked);
-        let settled = !self.state.dirty && matches!(self.is_reached(last), Ok(true));
-        if !settled {
-            // A device may still read or write the memory, so neither it nor the stream is given up.
+        if !self.is_idle() {
+            // What was not seen done may be under way: a device may still read or write the memory, so neither it nor the stream is given up.
             return;
         }
         if let Ok(_current) = self.context.enter() {
@@ -310,6 +372,6 @@ impl Drop for Lane {
 
 impl fmt::Debug for Lane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Lane({} bytes, {:?})", self.room(), self.state.marking)
+        write!(f, "Lane({} bytes)", self.room())
     }
 }

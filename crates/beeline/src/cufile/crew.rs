@@ -2,7 +2,7 @@
 //! waits for in a call (batches, stream-ordered requests). Both bounded, both started when first needed.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,8 @@ use crate::{lock, wait_timeout};
 
 /// How long a helper looks for more before it sleeps: a program that reads in a loop comes back sooner.
 const LINGER: Duration = Duration::from_micros(50);
+/// For how long calls count as beside each other after they were.
+const CROWD_MICROS: u64 = 2000;
 /// How long a thread sleeps without work before it ends.
 const IDLE: Duration = Duration::from_secs(5);
 
@@ -23,6 +25,9 @@ pub(super) struct Crew {
     cpus: usize,
     /// Calls that move much right now.
     active: AtomicUsize,
+    epoch: Instant,
+    /// When there was more than one, in microseconds of `epoch`.
+    crowded_at: AtomicU64,
     /// Requests for help that nobody has taken.
     asked: AtomicUsize,
     state: Mutex<State>,
@@ -41,11 +46,29 @@ struct State {
 }
 
 /// Counts a call as active until dropped.
-pub(super) struct Active<'a>(&'a Crew);
+pub(super) struct Active<'a> {
+    crew: &'a Crew,
+    /// How many there were, this one included.
+    level: usize,
+    /// Whether others were active a moment ago.
+    crowded: bool,
+}
+
+impl Active<'_> {
+    /// Helpers for a request that is small enough to do without where others are active too.
+    pub(super) fn alone_helpers(&self, most: usize) -> usize {
+        if self.crowded { 0 } else { most.min(self.crew.helpers_max) }
+    }
+
+    /// This call's share of the machine, itself not counted.
+    pub(super) fn fair_helpers(&self, most: usize) -> usize {
+        most.min((self.crew.cpus / self.level).saturating_sub(1)).min(self.crew.helpers_max)
+    }
+}
 
 impl Drop for Active<'_> {
     fn drop(&mut self) {
-        self.0.active.fetch_sub(1, Ordering::Relaxed);
+        self.crew.active.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -57,6 +80,8 @@ impl Crew {
             runners_max: runners.clamp(1, 64),
             cpus,
             active: AtomicUsize::new(0),
+            epoch: Instant::now(),
+            crowded_at: AtomicU64::new(0),
             asked: AtomicUsize::new(0),
             state: Mutex::default(),
             help: Condvar::new(),
@@ -64,16 +89,20 @@ impl Crew {
         })
     }
 
-    /// Asks up to `wanted` helpers to take part in `share`, fewer where other calls are active.
-    pub(super) fn enlist(
-        self: &Arc<Self>,
-        share: &Arc<Share>,
-        wanted: usize,
-        force: bool,
-    ) -> Active<'_> {
-        let active = self.active.fetch_add(1, Ordering::Relaxed) + 1;
-        let fair = (self.cpus / active).saturating_sub(1);
-        let count = wanted.min(fair).min(self.helpers_max);
+    /// Counts a call that moves much.
+    pub(super) fn enter(&self) -> Active<'_> {
+        let level = self.active.fetch_add(1, Ordering::Relaxed) + 1;
+        let now = u64::try_from(self.epoch.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let last = self.crowded_at.load(Ordering::Relaxed);
+        if level > 1 && now.saturating_sub(last) > CROWD_MICROS / 8 {
+            self.crowded_at.store(now.max(1), Ordering::Relaxed);
+        }
+        let recent = last != 0 && now.saturating_sub(last) < CROWD_MICROS;
+        Active { crew: self, level, crowded: level > 1 || recent }
+    }
+
+    /// Asks `count` helpers to take part in `share`.
+    pub(super) fn enlist(self: &Arc<Self>, share: &Arc<Share>, count: usize, force: bool) {
         if count > 0 {
             let mut state = lock(&self.state);
             for _ in 0..count {
@@ -92,7 +121,6 @@ impl Crew {
                 self.help.notify_one();
             }
         }
-        Active(self)
     }
 
     /// Has a runner carry out `task`.

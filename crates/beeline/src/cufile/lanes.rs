@@ -8,7 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-use beeline_sys::cuda::{Context, Lane, Mark, Marking, Owner};
+use beeline_core::addr::DevicePtr;
+use beeline_sys::cuda::{
+    Bulk, Context, Entered, Error as CudaError, Lane, Mark, Marking, Owner, Way,
+};
 
 use super::status::{Failure, Outcome};
 use crate::config::{Config, CufileConfig, Waiting};
@@ -31,8 +34,11 @@ pub(super) struct Lanes {
     context: Arc<Context>,
     pool: Pool,
     cells: Vec<Mutex<Option<Held>>>,
-    pub(super) waiting: Waiting,
-    pub(super) stall: Duration,
+    waiting: Waiting,
+    stall: Duration,
+    bulk: Arc<Bulk>,
+    /// Lanes there are.
+    made: AtomicUsize,
     waiters: AtomicUsize,
     gate: Mutex<()>,
     freed: Condvar,
@@ -70,6 +76,9 @@ impl Lanes {
         let primary = gpu.cuda_context()?;
         let context =
             if primary.is(owner) { primary } else { primary.device().foreign_context(owner) };
+        let bulk = Bulk::new(&context)
+            .map_err(|error| Failure::cuda("make a stream for copies", &error))?;
+        let bulk = Arc::new(bulk);
         let config = Config::from_env();
         let pool = Pool::new(&gpu, Budget::process(&config));
         let cells = (0..LANES_MAX.min(config.slots())).map(|_| Mutex::default()).collect();
@@ -82,6 +91,8 @@ impl Lanes {
             cells,
             waiting: settings.waiting,
             stall: config.stall_timeout,
+            bulk,
+            made: AtomicUsize::new(0),
             waiters: AtomicUsize::new(0),
             gate: Mutex::default(),
             freed: Condvar::new(),
@@ -169,21 +180,21 @@ impl Lanes {
             None => return Ok(None),
         };
         let Some(memory) = slot.memory() else { return Ok(None) };
-        let marking = match self.waiting {
-            Waiting::Word => Marking::Word,
-            Waiting::Event | Waiting::Driver => Marking::Event,
-        };
         let registration = Arc::clone(memory.registration()?);
-        let lane = Lane::new(&self.context, registration, Arc::clone(memory.mem()), marking)
+        let (host, bulk) = (Arc::clone(memory.mem()), Arc::clone(&self.bulk));
+        let lane = Lane::new(&self.context, registration, host, bulk)
             .map_err(|error| Failure::cuda("make a staging lane", &error))?;
+        self.made.fetch_add(1, Ordering::Relaxed);
         Ok(Some(Held { lane, slot }))
     }
 
     /// Gives up every lane that nobody is using.
     pub(super) fn trim(&self) {
         for cell in &self.cells {
-            if let Ok(mut cell) = cell.try_lock() {
-                drop(cell.take());
+            if let Ok(mut cell) = cell.try_lock()
+                && cell.take().is_some()
+            {
+                self.made.fetch_sub(1, Ordering::Relaxed);
             }
         }
         self.pool.trim();
@@ -209,25 +220,59 @@ impl InUse<'_> {
     /// Gives the lane up after a failure: whatever is still in flight keeps its memory.
     pub(super) fn discard(mut self) {
         if let Some(Held { lane, slot }) = self.cell.take() {
+            self.lanes.made.fetch_sub(1, Ordering::Relaxed);
             drop(lane);
             slot.discard();
         }
     }
 
-    /// Waits until `mark` is reached.
+    /// Starts a copy of `len` bytes, which are among several of one request.
     ///
     /// # Errors
-    /// What the device says; `ETIMEDOUT` after the stall timeout. The lane must be discarded then.
+    /// What the device says; so all that follow. The lane must be discarded then.
+    pub(super) fn start(&mut self, copy: Copy) -> Outcome<Mark> {
+        let way = match self.lanes.waiting {
+            Waiting::Event => Way::Own,
+            // Into the device: from there nobody reads several pieces at once.
+            _ if copy.into => Way::Bulk,
+            _ => Way::Own,
+        };
+        let failed = |error| Failure::cuda(copy, &error);
+        let mut entered = self.lane()?.enter().map_err(failed)?;
+        copy.queue(&mut entered, way).map_err(failed)?;
+        entered.mark(way, Marking::Event).map_err(failed)
+    }
+
+    /// Copies `len` bytes and waits for them.
+    pub(super) fn copy(&mut self, copy: Copy) -> Outcome<()> {
+        let word = match self.lanes.waiting {
+            Waiting::Word => true,
+            Waiting::Event | Waiting::Driver => false,
+            // Measured on an H200: threads that all write words get in each other's way.
+            Waiting::Auto => self.lanes.made.load(Ordering::Relaxed) <= 2,
+        };
+        let stall = self.lanes.stall;
+        let failed = |error| Failure::cuda(copy, &error);
+        let mut entered = self.lane()?.enter().map_err(failed)?;
+        copy.queue(&mut entered, Way::Own).map_err(failed)?;
+        if !word
+            && asked_until_done(&mut entered, stall).map_err(|error| match error {
+                Some(error) => failed(error),
+                None => Failure::timeout(format!("a copy did not finish within {stall:?}")),
+            })?
+        {
+            return Ok(());
+        }
+        let mark = entered.mark(Way::Own, Marking::Word).map_err(failed)?;
+        drop(entered);
+        self.wait(mark)
+    }
+
+    /// Waits until `mark` is reached; `ETIMEDOUT` after the stall timeout.
     pub(super) fn wait(&mut self, mark: Mark) -> Outcome<()> {
-        let (waiting, stall) = (self.lanes.waiting, self.lanes.stall);
+        let stall = self.lanes.stall;
         let lane = self.lane()?;
         let failed = |error| Failure::cuda("copy between host and device", &error);
-        if waiting == Waiting::Driver {
-            let mut entered = lane.enter().map_err(failed)?;
-            if entered.synchronize(mark).map_err(failed)? {
-                return Ok(());
-            }
-        }
         let mut turns = 0_u32;
         while turns < 200 {
             if lane.is_reached(mark).map_err(failed)? {
@@ -253,6 +298,55 @@ impl InUse<'_> {
             std::hint::spin_loop();
         }
         Ok(())
+    }
+}
+
+/// Asks the driver until the lane's own stream is done; false where it cannot be asked. The error is none
+/// where `stall` has passed.
+fn asked_until_done(entered: &mut Entered<'_>, stall: Duration) -> Result<bool, Option<CudaError>> {
+    let since = Instant::now();
+    loop {
+        for _ in 0..64 {
+            match entered.is_done()? {
+                Some(true) => return Ok(true),
+                Some(false) => std::hint::spin_loop(),
+                None => return Ok(false),
+            }
+        }
+        if since.elapsed() > stall {
+            return Err(None);
+        }
+        if since.elapsed() > SPIN {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// A copy between a lane and a device address.
+#[derive(Clone, Copy)]
+pub(super) struct Copy {
+    /// Into the device, or out of it.
+    pub(super) into: bool,
+    pub(super) device: DevicePtr,
+    /// Where in the lane.
+    pub(super) at: u64,
+    pub(super) len: u64,
+}
+
+impl Copy {
+    fn queue(self, lane: &mut Entered<'_>, way: Way) -> Result<(), CudaError> {
+        if self.into {
+            lane.copy_in(self.device, self.at, self.len, way)
+        } else {
+            lane.copy_out(self.at, self.device, self.len)
+        }
+    }
+}
+
+impl std::fmt::Display for Copy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let way = if self.into { "to" } else { "from" };
+        write!(f, "copy {} bytes {way} {}", self.len, self.device)
     }
 }
 

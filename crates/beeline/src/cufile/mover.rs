@@ -18,16 +18,22 @@ use beeline_sys::file as sys;
 use super::buffers::{Place, Target};
 use super::crew::Crew;
 use super::handle::{Handle, Routes};
-use super::lanes::{InUse, Lanes};
+use super::lanes::{Copy, InUse, Lanes};
 use super::status::{Failure, OpError, Outcome};
 use crate::lock;
 
 /// Largest request that one copy serves.
 const SINGLE_MAX: u64 = 128 << 10;
-/// Bytes of a piece: of requests up to [`MEDIUM_MAX`], and of larger ones.
-const PIECE_SMALL: u64 = 128 << 10;
-const PIECE: u64 = 256 << 10;
+/// Bytes of a piece. Each copy costs the device several microseconds beside its bytes, so pieces are large,
+/// and smaller only where helpers shall share a medium request.
+const PIECE_SHARED: u64 = 256 << 10;
+const PIECE_MEDIUM: u64 = 512 << 10;
+const PIECE: u64 = 1 << 20;
+/// Largest request that is medium.
 const MEDIUM_MAX: u64 = 2 << 20;
+/// Threads of a medium request, and more than the setting says of a huge one.
+const MEDIUM_THREADS: usize = 4;
+const HUGE_MIN: u64 = 64 << 20;
 /// Bytes of a piece that is read past the page cache.
 const PIECE_DIRECT: u64 = 1 << 20;
 /// Requests below this are read through the page cache without asking where their bytes are.
@@ -68,10 +74,20 @@ pub(super) fn read(
         return read_single(handle, lanes, target.device_ptr(), at, len);
     }
     let way = Way::choose(means, handle, lanes, at, len);
-    let piece = match &way {
-        Way::Asked(_) => PIECE_DIRECT,
-        Way::Cached if len <= MEDIUM_MAX => PIECE_SMALL,
-        Way::Cached => PIECE,
+    let active = means.crew.enter();
+    let cold = matches!(way, Way::Asked(_));
+    let most = match len {
+        _ if means.parallel <= 1 => 0,
+        ..=MEDIUM_MAX if cold => means.parallel - 1,
+        ..=MEDIUM_MAX => active.alone_helpers(MEDIUM_THREADS.min(means.parallel) - 1),
+        HUGE_MIN.. => active.fair_helpers(means.parallel + means.parallel / 2 - 1),
+        _ => active.fair_helpers(means.parallel - 1),
+    };
+    let piece = match len {
+        _ if cold => PIECE_DIRECT.min((len / 4).next_multiple_of(SEGMENT_ALIGN)).max(PIECE_SHARED),
+        ..=MEDIUM_MAX if most > 0 => PIECE_SHARED,
+        ..=MEDIUM_MAX => PIECE_MEDIUM,
+        _ => PIECE,
     };
     let share = Share {
         handle: Arc::clone(handle),
@@ -89,7 +105,7 @@ pub(super) fn read(
         caller: std::thread::current(),
         stop: AtomicBool::new(false),
     };
-    share.run(means)
+    share.run(means, most)
 }
 
 /// Writes `len` bytes to `at`; answers how many were written, less than `len` only where the file took
@@ -147,27 +163,12 @@ fn read_single(handle: &Handle, lanes: &Lanes, to: DevicePtr, at: u64, len: u64)
     if n == 0 {
         return Ok(0);
     }
-    let copied = start_in(&mut held, to, 0, n).and_then(|mark| held.wait(mark));
-    if let Err(failure) = copied {
+    if let Err(failure) = held.copy(Copy { into: true, device: to, at: 0, len: n }) {
         held.discard();
         return Err(failure);
     }
     Routes::count(&handle.routes.cached, n);
     Ok(n)
-}
-
-fn start_in(held: &mut InUse<'_>, to: DevicePtr, from: u64, len: u64) -> Outcome<Mark> {
-    let copy = || format!("copy {len} bytes to {to}");
-    let mut lane = held.lane()?.enter().map_err(|error| Failure::cuda(copy(), &error))?;
-    lane.copy_in(to, from, len).map_err(|error| Failure::cuda(copy(), &error))?;
-    lane.mark().map_err(|error| Failure::cuda(copy(), &error))
-}
-
-fn start_out(held: &mut InUse<'_>, to: u64, from: DevicePtr, len: u64) -> Outcome<Mark> {
-    let copy = || format!("copy {len} bytes from {from}");
-    let mut lane = held.lane()?.enter().map_err(|error| Failure::cuda(copy(), &error))?;
-    lane.copy_out(to, from, len).map_err(|error| Failure::cuda(copy(), &error))?;
-    lane.mark().map_err(|error| Failure::cuda(copy(), &error))
 }
 
 /// Reads through the page cache into the lane at `into`, until `len` bytes or the end of the file.
@@ -248,12 +249,11 @@ pub(super) struct Share {
 }
 
 impl Share {
-    fn run(self, means: Means<'_>) -> Outcome<u64> {
+    fn run(self, means: Means<'_>, most: usize) -> Outcome<u64> {
         let force = means.force_direct || self.handle.direct_only;
         let helpers = usize::try_from(self.pieces - 1).unwrap_or(usize::MAX);
         let share = Arc::new(self);
-        let _active =
-            means.crew.enlist(&share, helpers.min(means.parallel.saturating_sub(1)), force);
+        means.crew.enlist(&share, helpers.min(most), force);
         let worked = match share.lanes.acquire() {
             Ok(held) => share.work(held, force),
             Err(failure) => Err(failure),
@@ -356,7 +356,8 @@ impl Share {
             }
             if n > 0 {
                 let to = self.to.checked_add(start).unwrap_or(self.to);
-                flying.push_back(start_in(held, to, from + skip, n)?);
+                let copy = Copy { into: true, device: to, at: from + skip, len: n };
+                flying.push_back(held.start(copy)?);
             }
         }
         match flying.pop_back() {
@@ -449,17 +450,25 @@ fn write_pieces(
     at: u64,
     len: u64,
 ) -> Outcome<(u64, bool)> {
-    let piece = if len <= MEDIUM_MAX { PIECE_SMALL } else { PIECE };
+    let piece = PIECE;
     let segments = usize::try_from(held.lane()?.room() / piece).unwrap_or(1).clamp(1, IN_FLIGHT);
     let mut flying: VecDeque<(u64, u64, Mark)> = VecDeque::with_capacity(segments);
     let (mut started, mut done, mut place) = (0, 0, 0);
+    if len <= piece {
+        held.copy(Copy { into: false, device: from, at: 0, len })?;
+        return match write_cached(handle, held.lane()?, 0, at, len) {
+            Ok(written) => Ok((written, true)),
+            Err(error) => Err(failed("write", handle, at, len, &error)),
+        };
+    }
     while done < len {
         while started < len && flying.len() < segments {
             let n = piece.min(len - started);
             let to = place as u64 * piece;
             place = (place + 1) % segments;
             let source = from.checked_add(started).unwrap_or(from);
-            flying.push_back((to, n, start_out(held, to, source, n)?));
+            let copy = Copy { into: false, device: source, at: to, len: n };
+            flying.push_back((to, n, held.start(copy)?));
             started += n;
         }
         let Some((in_lane, n, mark)) = flying.pop_front() else { break };
