@@ -20,3 +20,4 @@ pub mod nvrtc;
 pub mod testing;
 pub mod thread;
 pub mod uring;
+pub mod user;

@@ -195,6 +195,64 @@ pub(crate) fn comm_chunk_bytes() -> Option<u64> {
     number("BEELINE_COMM_CHUNK_BYTES")
 }
 
+/// How a thread waits for a copy of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Waiting {
+    /// By a word while few threads copy, by asking the driver while many do.
+    #[default]
+    Auto,
+    /// It looks at a word of memory that the stream writes.
+    Word,
+    /// It asks for an event; large copies go through streams of their own too.
+    Event,
+    /// It asks the driver for the stream.
+    Driver,
+}
+
+/// Settings of the cuFile library (`beeline::cufile`) that come from the environment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CufileConfig {
+    /// How a thread waits for copies.
+    pub waiting: Waiting,
+    /// The file of settings.
+    pub json: Option<PathBuf>,
+    /// Every variable that starts with `CUFILE_`.
+    pub env: std::collections::BTreeMap<String, String>,
+    /// The version to report, as `1000 * major + 10 * minor`; 1200 where nothing is said.
+    pub version: Option<u32>,
+    /// What `BEELINE_LOG` says: `error`, `warn`, `info` or `debug`.
+    pub log: Option<String>,
+    /// Where statistics are left for `beeline cufile stats`.
+    pub stats_folder: Option<PathBuf>,
+}
+
+impl CufileConfig {
+    /// Reads `CUFILE_*`, `BEELINE_LOG`, `BEELINE_CUFILE_WAIT` (`auto`, `word`, `event`, `driver`),
+    /// `BEELINE_CUFILE_VERSION` and `BEELINE_CUFILE_STATS` (a folder).
+    pub fn from_env() -> Self {
+        let all = std::env::vars_os().filter_map(|(name, value)| {
+            let name = name.into_string().ok().filter(|name| name.starts_with("CUFILE_"))?;
+            Some((name, value.to_string_lossy().into_owned()))
+        });
+        let path = |name: &str| std::env::var_os(name).filter(|p| !p.is_empty()).map(PathBuf::from);
+        let usual = PathBuf::from("/etc/cufile.json");
+        Self {
+            waiting: match text("BEELINE_CUFILE_WAIT").as_deref() {
+                Some("word") => Waiting::Word,
+                Some("event") => Waiting::Event,
+                Some("driver") => Waiting::Driver,
+                _ => Waiting::Auto,
+            },
+            json: path("CUFILE_ENV_PATH_JSON").or_else(|| usual.is_file().then_some(usual)),
+            env: all.collect(),
+            version: number("BEELINE_CUFILE_VERSION").and_then(|n| u32::try_from(n).ok()),
+            log: text("BEELINE_LOG"),
+            stats_folder: path("BEELINE_CUFILE_STATS"),
+        }
+    }
+}
+
 /// The variables this library reads that carry a value it cannot use, as `NAME=value`.
 pub fn env_problems() -> Vec<String> {
     const NUMBERS: &[&str] = &[

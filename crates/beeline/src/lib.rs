@@ -7,6 +7,7 @@
 
 pub mod collective;
 pub mod config;
+pub mod cufile;
 pub mod error;
 pub mod gpu;
 pub mod memory;

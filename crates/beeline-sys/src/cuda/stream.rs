@@ -41,7 +41,11 @@ impl ForeignStream {
         Self { raw: RawStream(std::ptr::with_exposed_provenance_mut(handle)) }
     }
 
-    fn is_default(self) -> bool {
+    pub(super) const fn raw(self) -> RawStream {
+        self.raw
+    }
+
+    pub(super) fn is_default(self) -> bool {
         self == Self::LEGACY_DEFAULT || self == Self::PER_THREAD_DEFAULT
     }
 }

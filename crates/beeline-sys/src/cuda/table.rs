@@ -71,6 +71,7 @@ table! {
 
     required cuCtxPushCurrent @ 4000 = "cuCtxPushCurrent_v2" (RawContext);
     required cuCtxPopCurrent @ 4000 = "cuCtxPopCurrent_v2" (*mut RawContext);
+    optional cuDevicePrimaryCtxGetState @ 7000 = "cuDevicePrimaryCtxGetState" (i32, *mut u32, *mut i32);
     required cuThreadExchangeStreamCaptureMode @ 10010 = "cuThreadExchangeStreamCaptureMode" (*mut CaptureMode);
 
     optional cuCtxGetDevice @ 2000 = "cuCtxGetDevice" (*mut i32);
@@ -113,6 +114,9 @@ table! {
     required cuMemsetD8Async @ 3020 = "cuMemsetD8Async" (u64, u8, usize, RawStream);
 
     required cuStreamCreate @ 2000 = "cuStreamCreate" (*mut RawStream, u32);
+    optional cuStreamCreateWithPriority @ 5050 = "cuStreamCreateWithPriority" (*mut RawStream, u32, i32);
+    optional cuStreamQuery @ 2000 = "cuStreamQuery" (RawStream);
+    optional cuStreamSynchronize @ 2000 = "cuStreamSynchronize" (RawStream);
     required cuStreamDestroy @ 4000 = "cuStreamDestroy_v2" (RawStream);
     required cuStreamWaitEvent @ 3020 = "cuStreamWaitEvent" (RawStream, RawEvent, u32);
     required cuStreamIsCapturing @ 10000 = "cuStreamIsCapturing" (RawStream, *mut i32);

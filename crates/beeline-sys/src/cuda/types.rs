@@ -153,7 +153,7 @@ impl WaitFlags {
 macro_rules! handle {
     ($(#[$doc:meta] $name:ident)*) => {$(
         #[$doc]
-        #[derive(Clone, Copy, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(transparent)]
         pub(super) struct $name(pub(super) *mut c_void);
 

@@ -335,6 +335,17 @@ impl Gpu {
         }
     }
 
+    /// The primary context of a CUDA device, made if nobody has.
+    ///
+    /// # Errors
+    /// `is_device`; `is_refused` for a simulated device.
+    pub(crate) fn cuda_context(&self) -> Result<Arc<beeline_sys::cuda::Context>> {
+        match &self.inner {
+            Inner::Cuda(device) => device.context(),
+            Inner::Sim(_) => Err(Error::refused(format!("{} is no CUDA device", self.id()))),
+        }
+    }
+
     /// The simulated device behind this one, to inject faults or move memory.
     pub fn as_sim(&self) -> Option<&sim::Device> {
         match &self.inner {
