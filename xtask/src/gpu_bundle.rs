@@ -47,7 +47,7 @@ fn binaries() -> Result<Vec<(String, PathBuf)>, String> {
     let mut found = Vec::new();
     for command in [
         &["build", "--package", "beeline-cli"][..],
-        &["bench", "--no-run", "--package", "beeline", "--bench", "storage"],
+        &["bench", "--no-run", "--package", "beeline", "--bench", "storage", "--bench", "verbs"],
         &["test", "--no-run", "--package", "beeline", "--tests"],
     ] {
         let mut build = cargo();
@@ -65,7 +65,7 @@ fn binaries() -> Result<Vec<(String, PathBuf)>, String> {
                 && message["profile"]["test"].as_bool() == Some(true);
             let wanted = match command.first() {
                 Some(&"test") => is_test && TESTS.contains(&name.as_str()),
-                _ => name == "beeline" || name == "storage",
+                _ => ["beeline", "storage", "verbs"].contains(&name.as_str()),
             };
             if wanted {
                 let name = if is_test { format!("test-{name}") } else { name };
