@@ -97,7 +97,7 @@ fn binaries() -> Result<Vec<(String, PathBuf)>, String> {
     for command in [
         &["build", "--package", "beeline-cli"][..],
         &["build", "--package", "beeline", "--example", "rdma_gpu"],
-        &["bench", "--no-run", "--package", "beeline", "--bench", "storage"],
+        &["bench", "--no-run", "--package", "beeline", "--bench", "storage", "--bench", "verbs"],
         &["test", "--no-run", "--package", "beeline", "--tests"],
     ] {
         let mut build = cargo();
@@ -115,7 +115,7 @@ fn binaries() -> Result<Vec<(String, PathBuf)>, String> {
                 && message["profile"]["test"].as_bool() == Some(true);
             let wanted = match command.first() {
                 Some(&"test") => is_test && TESTS.contains(&name.as_str()),
-                _ => ["beeline", "storage", "rdma_gpu"].contains(&name.as_str()),
+                _ => ["beeline", "storage", "verbs", "rdma_gpu"].contains(&name.as_str()),
             };
             if wanted {
                 let name = if is_test { format!("test-{name}") } else { name };

@@ -181,12 +181,15 @@ fn options() -> Result<Options> {
 }
 
 fn heading(options: &Options) -> String {
-    let commit = std::process::Command::new("git").args(["rev-parse", "--short", "HEAD"]).output();
-    let commit = commit.map(|out| String::from_utf8_lossy(&out.stdout).trim().to_owned());
+    // In a bundle a file says it.
+    let commit = std::fs::read_to_string("COMMIT").or_else(|_| {
+        let git = std::process::Command::new("git").args(["rev-parse", "--short", "HEAD"]).output();
+        git.map(|out| String::from_utf8_lossy(&out.stdout).into_owned())
+    });
     let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
     format!(
         "commit {}, {cores} cores, loopback, path MTU 4096, {} runs of {} s; bytes compared",
-        commit.unwrap_or_default(),
+        commit.unwrap_or_default().trim(),
         options.runs,
         options.span.as_secs_f64()
     )
