@@ -45,6 +45,7 @@ group() {
 group net virtio_net veth dummy sch_netem
 group rdma crc32_generic crc32-pclmul rdma_rxe ib_uverbs rdma_ucm
 group nvme nvme
+group udmabuf udmabuf
 group vfio vfio-pci vfio_iommu_type1
 
 # A program and the libraries it loads.

@@ -31,13 +31,21 @@ cp "$BUILD/base.cpio.zst" "$WORK/initrd"
 truncate -s %512 "$WORK/initrd"
 (cd "$WORK/root" && find . | cpio -o -H newc --quiet) >> "$WORK/initrd"
 
+# The memory test has a drive whose controller offers memory of its own to other devices.
+DEVICES=()
+if [ "$TEST" = memory ]; then
+  truncate -s 16M "$WORK/drive.img"
+  DEVICES=(-drive "file=$WORK/drive.img,if=none,id=drive,format=raw"
+    -device nvme,drive=drive,serial=RIG-NVME,cmb_size_mb=64)
+fi
+
 START=$(date +%s)
 STATUS=0
 # Software emulation: where /dev/kvm exists, a stock kernel may not run under it (nested, filtered).
 timeout "${RIG_TIMEOUT:-300}" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -machine q35 \
   -m "${RIG_MEMORY:-2048}" -smp "${RIG_CPUS:-2}" -nodefaults -no-user-config -display none \
   -monitor none -no-reboot -device isa-debug-exit,iobase=0xf4,iosize=4 \
-  -serial "file:$BUILD/$TEST.kernel.log" -serial stdio \
+  -serial "file:$BUILD/$TEST.kernel.log" -serial stdio "${DEVICES[@]}" \
   -kernel "$VMLINUZ" -initrd "$WORK/initrd" \
   -append "console=ttyS0 quiet panic=-1 no_timer_check rig_test=$TEST" < /dev/null || STATUS=$?
 # isa-debug-exit: the guest writes status + 16, QEMU exits with that times two plus one.

@@ -4,9 +4,11 @@
 //! `explain` command and the error of a `Require` request all read the same [`Plan`].
 
 mod device;
+mod register;
 mod storage;
 
 pub use device::{DeviceRoute, End, device};
+pub use register::{Importer, Pages, RegisterRoute, Wanted, register};
 pub use storage::{
     ChunkRoute, DeviceFacts, DirectIo, FileFacts, FileKind, HostFacts, IoUring, Operation,
     Residency, StorageRequest, StorageRoute, route_chunk, storage,
