@@ -12,7 +12,8 @@ use crate::{Outcome, cargo, output};
 const LIST: &str = ".ci/mutations.txt";
 
 /// What of the tree a build of the library crates needs.
-const COPIED: &[&str] = &["Cargo.toml", "Cargo.lock", "crates", "xtask", "dropin", "clippy.toml"];
+const COPIED: &[&str] =
+    &["Cargo.toml", "Cargo.lock", "crates", "xtask", "dropin", "kernels", "clippy.toml"];
 
 struct Mutation {
     name: String,
@@ -21,6 +22,8 @@ struct Mutation {
     to: String,
     package: String,
     tests: String,
+    /// A test target of the package; its unit tests where none is named.
+    target: Option<String>,
 }
 
 pub(crate) fn run(names: &[String]) -> Outcome {
@@ -63,6 +66,7 @@ fn parse(text: &str) -> Result<Vec<Mutation>, String> {
             to: need("to")?,
             package: need("package")?,
             tests: need("tests")?,
+            target: field("target"),
         });
     }
     Ok(list)
@@ -86,7 +90,7 @@ fn target(root: &Path) -> PathBuf {
 }
 
 fn is_killed(copy: &Path, mutation: &Mutation) -> Result<bool, String> {
-    let Mutation { name, file, from, to, package, tests } = mutation;
+    let Mutation { name, file, from, to, tests, .. } = mutation;
     let path = copy.join(file);
     let original =
         std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -98,8 +102,8 @@ fn is_killed(copy: &Path, mutation: &Mutation) -> Result<bool, String> {
         count => return Err(format!("{name}: `{from}` stands {count} times in {file}")),
     }
     write(&original.replace(from.as_str(), to))?;
-    let built = tests_of(copy, package).arg("--no-run").output();
-    let tested = tests_of(copy, package).arg(tests).output();
+    let built = tests_of(copy, mutation).arg("--no-run").output();
+    let tested = tests_of(copy, mutation).arg(tests).output();
     write(&original)?;
     let (built, tested) = match (built, tested) {
         (Ok(built), Ok(tested)) => (built, tested),
@@ -112,9 +116,13 @@ fn is_killed(copy: &Path, mutation: &Mutation) -> Result<bool, String> {
     Ok(!tested.status.success())
 }
 
-fn tests_of(copy: &Path, package: &str) -> Command {
+fn tests_of(copy: &Path, mutation: &Mutation) -> Command {
     let mut command = cargo();
     command.current_dir(copy).env("CARGO_TARGET_DIR", copy.join("target"));
-    command.args(["test", "--offline", "--lib", "-p", package]);
+    command.args(["test", "--offline", "-p", &mutation.package]);
+    match &mutation.target {
+        Some(target) => command.args(["--test", target]),
+        None => command.arg("--lib"),
+    };
     command
 }
