@@ -10,6 +10,7 @@
 mod join;
 mod launch;
 mod report;
+mod verify;
 
 pub(in crate::collective) use report::{REPORT_OFFSET, failure};
 
@@ -17,9 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use beeline_core::addr::DevicePtr;
-use beeline_sys::cuda::collective::{
-    Args, Comm, IpcMapping, KernelSet, Kernels, MoveArgs, ReduceArgs, Shape,
-};
+use beeline_sys::cuda::collective::{Args, Comm, KernelSet, Kernels, MoveArgs, ReduceArgs, Shape};
 use beeline_sys::cuda::{Context, DeviceMem, HostRegistration, Stream as Handle};
 
 use super::{Batch, Setup};
@@ -52,9 +51,9 @@ enum Peer {
     /// The own one.
     Own,
     /// Of the same process: kept alive by this handle.
-    Here(#[allow(dead_code, reason = "held for its drop")] Arc<DeviceMem>),
+    Here(Arc<DeviceMem>),
     /// Of another process.
-    There(#[allow(dead_code, reason = "held for its drop")] IpcMapping),
+    There(Arc<DeviceMem>),
 }
 
 impl Cuda {
