@@ -25,6 +25,9 @@ const LANES_MAX: usize = 64;
 const CHECK_EVERY: Duration = Duration::from_millis(2);
 /// How long a thread looks at a mark without pause: about as long as a large copy takes.
 const SPIN: Duration = Duration::from_micros(60);
+/// For how long it only yields, and how long it naps after that.
+const SPIN_LONG: Duration = Duration::from_micros(400);
+const NAP: Duration = Duration::from_micros(20);
 
 /// The lanes of one context.
 pub(super) struct Lanes {
@@ -292,10 +295,7 @@ impl InUse<'_> {
             if now - since > stall {
                 return Err(Failure::timeout(format!("a copy did not finish within {stall:?}")));
             }
-            if now - since > SPIN {
-                std::thread::yield_now();
-            }
-            std::hint::spin_loop();
+            pause(now - since);
         }
         Ok(())
     }
@@ -316,9 +316,18 @@ fn asked_until_done(entered: &mut Entered<'_>, stall: Duration) -> Result<bool, 
         if since.elapsed() > stall {
             return Err(None);
         }
-        if since.elapsed() > SPIN {
-            std::thread::yield_now();
-        }
+        pause(since.elapsed());
+    }
+}
+
+/// Gives the CPU away while a copy takes longer than one that nothing holds up.
+fn pause(since: Duration) {
+    if since > SPIN_LONG {
+        std::thread::sleep(NAP);
+    } else if since > SPIN {
+        std::thread::yield_now();
+    } else {
+        std::hint::spin_loop();
     }
 }
 
