@@ -22,6 +22,8 @@ struct Mutation {
     to: String,
     package: String,
     tests: String,
+    /// A test target of the package; its unit tests where none is named.
+    target: Option<String>,
 }
 
 pub(crate) fn run(names: &[String]) -> Outcome {
@@ -64,6 +66,7 @@ fn parse(text: &str) -> Result<Vec<Mutation>, String> {
             to: need("to")?,
             package: need("package")?,
             tests: need("tests")?,
+            target: field("target"),
         });
     }
     Ok(list)
@@ -87,7 +90,7 @@ fn target(root: &Path) -> PathBuf {
 }
 
 fn is_killed(copy: &Path, mutation: &Mutation) -> Result<bool, String> {
-    let Mutation { name, file, from, to, package, tests } = mutation;
+    let Mutation { name, file, from, to, tests, .. } = mutation;
     let path = copy.join(file);
     let original =
         std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -99,13 +102,13 @@ fn is_killed(copy: &Path, mutation: &Mutation) -> Result<bool, String> {
         count => return Err(format!("{name}: `{from}` stands {count} times in {file}")),
     }
     write(&original.replace(from.as_str(), to))?;
-    let (built, tested) = if package == "kernels" {
+    let (built, tested) = if mutation.package == "kernels" {
         // Not a crate: the kernels on CPU threads.
         let (mut build, mut run) = crate::kernels::emulation(&copy.join("kernels"), copy);
         (build.output(), run.output())
     } else {
-        let built = tests_of(copy, package).arg("--no-run").output();
-        (built, tests_of(copy, package).arg(tests).output())
+        let built = tests_of(copy, mutation).arg("--no-run").output();
+        (built, tests_of(copy, mutation).arg(tests).output())
     };
     write(&original)?;
     let (built, tested) = match (built, tested) {
@@ -119,9 +122,13 @@ fn is_killed(copy: &Path, mutation: &Mutation) -> Result<bool, String> {
     Ok(!tested.status.success())
 }
 
-fn tests_of(copy: &Path, package: &str) -> Command {
+fn tests_of(copy: &Path, mutation: &Mutation) -> Command {
     let mut command = cargo();
     command.current_dir(copy).env("CARGO_TARGET_DIR", copy.join("target"));
-    command.args(["test", "--offline", "--lib", "-p", package]);
+    command.args(["test", "--offline", "-p", &mutation.package]);
+    match &mutation.target {
+        Some(target) => command.args(["--test", target]),
+        None => command.arg("--lib"),
+    };
     command
 }

@@ -35,6 +35,7 @@ Examples:
   beeline load model.safetensors --verify      load a model and compare it with its file
   beeline load llama/ --rank 0 --of 2          load the share of one tensor-parallel rank
   beeline explain model.safetensors            which way would the bytes go, and why?
+  beeline explain allreduce --ranks 8 --bytes 64M   which algorithm, over which links, how long?
   beeline copy big.bin /mnt/backup/            file -> device -> file, replaced in one step
 
 Exit codes:
@@ -52,7 +53,12 @@ Environment (flags win):
   BEELINE_IO_URING       0 forbids io_uring
   BEELINE_SIM_DEVICES    number of simulated devices (1)
   BEELINE_SIM_MEMORY     memory of each simulated device (16G)
-  BEELINE_SIM_PROFILE    what a simulated device shows of its memory: plain, bar, movable";
+  BEELINE_SIM_PROFILE    what a simulated device shows of its memory: plain, bar, movable
+  BEELINE_COMM_TIMEOUT   seconds that a collective waits for a missing rank (30)
+  BEELINE_COMM_PATH      staged: collectives go through host memory, auto: as planned (auto)
+  BEELINE_COMM_CHUNK_BYTES  shared memory of a rank on the staged path, 64K to 16M (1M)
+  BEELINE_COMM_SECRET    what the processes of a torchrun job know and nobody else does
+  BEELINE_HOST_ID        the name of this host, where its boot identifier does not tell hosts apart";
 
 /// The command line.
 #[derive(Debug, Parser)]
@@ -222,7 +228,8 @@ pub(crate) struct CopyFlags {
 /// Flags of `beeline explain`.
 #[derive(Args, Debug)]
 pub(crate) struct ExplainFlags {
-    /// The file; or, between memories: host, gpu:N, nic:NAME, remote:NAME (a GPU behind that NIC)
+    /// The file; or, between memories: host, gpu:N, nic:NAME, remote:NAME (a GPU behind that NIC); or a
+    /// collective: allreduce, allgather, reducescatter, broadcast, reduce, gather, scatter, alltoall
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
 
@@ -230,9 +237,22 @@ pub(crate) struct ExplainFlags {
     #[arg(value_name = "DEVICE")]
     pub(crate) device: Option<String>,
 
-    /// Between memories: plan for a record that `beeline doctor --save` wrote
-    #[arg(long, value_name = "JSON")]
+    /// Between memories: plan for a record that `beeline doctor --save` wrote; for a collective also for a
+    /// file of any kind that doctor reads, as NCCL's topology XML
+    #[arg(long, value_name = "FILE")]
     pub(crate) load: Option<PathBuf>,
+
+    /// For a collective: how many GPUs take part
+    #[arg(long, value_name = "N")]
+    pub(crate) ranks: Option<u32>,
+
+    /// For a collective: bytes of one rank's part [0]
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
+    pub(crate) bytes: Option<u64>,
+
+    /// For a collective: replayed from a CUDA graph, not launched call by call
+    #[arg(long)]
+    pub(crate) graph: bool,
 
     /// Plan for writing device memory into the file instead of reading it
     #[arg(long)]

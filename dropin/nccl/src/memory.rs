@@ -10,7 +10,7 @@ use crate::abi::{Address, Out, export};
 use crate::comm::{Handle, lock};
 use crate::failure::Failure;
 
-/// What [`ncclMemAlloc`] gave out, by address.
+/// What `ncclMemAlloc` gave out, by address.
 static ALLOCATED: Mutex<Option<HashMap<u64, Buffer>>> = Mutex::new(None);
 
 /// Registrations of a communicator at most.

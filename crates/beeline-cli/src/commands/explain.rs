@@ -5,7 +5,7 @@ use beeline::storage::{File, Operation, Plan, RouteShare, StorageRequest, Storag
 use serde_json::{Map, Value, json};
 
 use super::explain_ends::Name;
-use super::{Context, device_json, explain_ends, label, what};
+use super::{Context, device_json, explain_collective, explain_ends, label, what};
 use crate::failure::{Failure, reason_json};
 use crate::flags::ExplainFlags;
 use crate::output::{self, Answer};
@@ -15,6 +15,14 @@ use crate::output::{self, Answer};
 /// # Errors
 /// What opening the file or the device says.
 pub(crate) fn run(flags: &ExplainFlags, context: &Context) -> Result<Answer, Failure> {
+    if let Some(kind) = explain_collective::named(flags) {
+        return explain_collective::run(kind, flags);
+    }
+    if flags.ranks.is_some() || flags.bytes.is_some() || flags.graph {
+        let text = "--ranks, --bytes and --graph are for a plan of a collective";
+        return Err(Failure::refused("usage", text)
+            .hint("name one, as in `beeline explain allreduce --ranks 8 --bytes 64M`"));
+    }
     let from = flags.file.to_str().and_then(Name::parse).filter(|_| !flags.file.exists());
     if let Some(from) = &from {
         let to = flags.device.as_deref().and_then(Name::parse);

@@ -6,6 +6,7 @@ mod copy;
 mod devices;
 mod doctor;
 mod explain;
+mod explain_collective;
 mod explain_ends;
 mod html;
 mod load;

@@ -396,7 +396,7 @@ pub enum Algorithm {
     Local,
     /// Every rank pushes its data, with the flag in the same store, to every other; no barrier.
     LowLatency,
-    /// Every rank reads all inputs and reduces all of them.
+    /// Every rank gets all inputs and reduces all of them; what is only moved goes straight to its place.
     OneShot,
     /// Every rank reduces one part and gives it to all others.
     TwoShot,
@@ -442,7 +442,7 @@ impl Algorithm {
         match self {
             Self::Local => "nothing leaves the device",
             Self::LowLatency => "every rank pushes its data with the flag in the same store",
-            Self::OneShot => "every rank reads all inputs and reduces them itself",
+            Self::OneShot => "every rank gets all inputs and reduces them itself",
             Self::TwoShot => "every rank reduces one part and gives it to the others",
             Self::CopyEngine => "the copy engine pushes parts to the ranks that own them",
             Self::ScatterGather => "the root scatters, then all ranks gather",

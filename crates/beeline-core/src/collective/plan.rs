@@ -13,6 +13,10 @@ use super::schedule::{RANKS_MAX, does};
 use crate::plan::{Choice, Level, Plan, Rejected};
 use crate::reason::{Code, Reason};
 
+mod links;
+
+pub use links::{Pair, pairs, ranks};
+
 /// What joins two ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Link {
@@ -73,7 +77,9 @@ impl Planned {
 /// The copy engine's rate on the machine of the measurements.
 const MEASURED_MB_PER_S: u64 = 391_000;
 /// Most bytes of a part that goes as packets of data and flag.
-pub const PACKET_BYTES_MAX: u64 = 1 << 20;
+pub const PACKET_BYTES_MAX: u64 = 512 << 10;
+/// Most bytes of an all-reduce of more than two ranks that every rank reduces itself; above they share the work.
+pub const WHOLE_BYTES_MAX: u64 = 32 << 10;
 
 /// Plans `call` for `ranks`. Never more than one algorithm is chosen by another's failure: the order is that
 /// of the predictions, and a rejected algorithm says what it lacks.
@@ -123,11 +129,30 @@ fn judge(call: &Call, ranks: &Ranks, route: Algorithm) -> Result<u64, Reason> {
         Link::Fabric { mb_per_s } | Link::Pci { mb_per_s } => (*mb_per_s).max(1),
         Link::Same | Link::None(_) => MEASURED_MB_PER_S,
     };
+    if matches!(ranks.slowest, Link::Fabric { .. } | Link::Pci { .. }) {
+        built(call, n, part, route)?;
+    }
     if route == Algorithm::LowLatency && part > PACKET_BYTES_MAX {
         let text = format!("{part} bytes a part, packets are for {PACKET_BYTES_MAX} at most");
         return Err(unsuited(text));
     }
     Ok(direct_ns(call, n, part, route, rate, ranks.graph))
+}
+
+/// What the kernels of CUDA devices do not do; the staged path does all of it.
+fn built(call: &Call, n: u32, part: u64, route: Algorithm) -> Result<(), Reason> {
+    let whole = matches!(route, Algorithm::LowLatency | Algorithm::OneShot);
+    if matches!(route, Algorithm::CopyEngine | Algorithm::ScatterGather) {
+        return Err(Reason::with(
+            Code::NotBuilt,
+            "kernels push with stores, from each rank to each",
+        ));
+    }
+    if whole && call.kind == Collective::AllReduce && n > 2 && part > WHOLE_BYTES_MAX {
+        let text = format!("above {WHOLE_BYTES_MAX} bytes more than two ranks share the reduction");
+        return Err(Reason::with(Code::AlgorithmUnsuited, text));
+    }
+    Ok(())
 }
 
 /// Nanoseconds of an algorithm over direct links.
@@ -153,8 +178,8 @@ fn direct_ns(call: &Call, n: u32, part: u64, route: Algorithm, rate: u64, graph:
         Algorithm::Local => (0, 400),
         // Packets carry as many bytes of flags as of data.
         Algorithm::LowLatency => (200, 45),
-        Algorithm::OneShot => (900, 86),
-        Algorithm::TwoShot => (3_400, 86),
+        Algorithm::OneShot => (900, 93),
+        Algorithm::TwoShot => (3_400, 93),
         Algorithm::ScatterGather => (4_000, 93),
         Algorithm::CopyEngine if call.kind.reduces() => (7_500, 95),
         _ => (3_900, 97),
@@ -261,8 +286,9 @@ mod tests {
             (8, 1, Algorithm::Local),
             (8, 2, Algorithm::LowLatency),
             (2 << 20, 2, Algorithm::OneShot),
-            (1 << 30, 2, Algorithm::CopyEngine),
+            (1 << 30, 2, Algorithm::OneShot),
             (8, 8, Algorithm::LowLatency),
+            (64 << 10, 8, Algorithm::TwoShot),
             (4 << 20, 8, Algorithm::TwoShot),
         ];
         for (bytes, ranks, best) in cases {
@@ -270,7 +296,9 @@ mod tests {
         }
         let broadcast = Call::new(Collective::Broadcast, 1 << 30, DataType::U8);
         let best = plan(&broadcast, &Ranks::like_h200(8)).best();
-        assert_eq!(best, Some(Algorithm::ScatterGather));
+        assert_eq!(best, Some(Algorithm::OneShot));
+        let staged = Ranks { slowest: Link::Same, ..Ranks::like_h200(8) };
+        assert_eq!(plan(&broadcast, &staged).best(), Some(Algorithm::ScatterGather));
         assert_eq!(time(8_600), "8.6 us");
         assert_eq!(time(12_340_000), "12.3 ms");
     }

@@ -326,7 +326,11 @@ impl Communicator {
     /// wait for this one. Returns at once; waits for no stream and no rank.
     pub fn abort(&self) {
         self.inner.control.abort();
-        let executor = lock(&self.inner.executor).take();
+        // Another thread may be inside a call, compiling kernels; then the last handle closes the executor.
+        let executor = match self.inner.executor.try_lock() {
+            Ok(mut executor) => executor.take(),
+            Err(_) => None,
+        };
         if let Some(executor) = executor {
             executor.close(Instant::now());
         }
@@ -493,6 +497,14 @@ impl Inner {
         }
         queue.order(&stream)?;
         queue.transfers(executor, moves, &stream)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(executor) = lock(&self.executor).take() {
+            executor.close(Instant::now());
+        }
     }
 }
 

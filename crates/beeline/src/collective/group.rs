@@ -4,6 +4,7 @@
 //! ranks, and sends and receives that need each other.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::communicator::{Communicator, Inner};
@@ -66,18 +67,43 @@ pub fn group_end() -> Result<()> {
     if let Some(error) = failed {
         return Err(error);
     }
-    let mut by_rank: Vec<(Arc<Inner>, Vec<Queued>)> = Vec::new();
+    queue_all(calls)
+}
+
+/// Queues the first call of every rank, then the second of every rank, and so on: a stream that is full of one rank's
+/// calls would wait for those of another that this thread has not queued yet. Sends and receives come last, those of a
+/// rank together.
+fn queue_all(calls: Vec<(Arc<Inner>, Posted, Arc<Stream>)>) -> Result<()> {
+    let mut by_rank: Vec<(Arc<Inner>, VecDeque<Queued>, Vec<Queued>)> = Vec::new();
     for (rank, posted, stream) in calls {
-        match by_rank.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &rank)) {
-            Some((_, list)) => list.push((posted, stream)),
-            None => by_rank.push((rank, vec![(posted, stream)])),
+        let at = by_rank.iter().position(|(known, ..)| Arc::ptr_eq(known, &rank));
+        let at = at.unwrap_or_else(|| {
+            by_rank.push((rank, VecDeque::new(), Vec::new()));
+            by_rank.len() - 1
+        });
+        if let Some((_, collectives, transfers)) = by_rank.get_mut(at) {
+            match posted.call.kind.is_pairwise() {
+                true => transfers.push((posted, stream)),
+                false => collectives.push_back((posted, stream)),
+            }
         }
     }
     // One that fails must not keep the others, who may wait for each other, from being queued.
     let mut first = Ok(());
-    for (rank, list) in by_rank {
-        let queued = rank.queue(list);
-        first = first.and(queued);
+    let longest = by_rank.iter().map(|(_, collectives, _)| collectives.len()).max().unwrap_or(0);
+    for _ in 0..longest {
+        for (rank, collectives, _) in &mut by_rank {
+            if let Some(one) = collectives.pop_front() {
+                let queued = rank.queue(vec![one]);
+                first = first.and(queued);
+            }
+        }
+    }
+    for (rank, _, transfers) in by_rank {
+        if !transfers.is_empty() {
+            let queued = rank.queue(transfers);
+            first = first.and(queued);
+        }
     }
     first
 }

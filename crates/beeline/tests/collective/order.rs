@@ -56,6 +56,24 @@ fn groups_nest_and_queue_at_the_outermost_end() {
     }
 }
 
+/// More calls of each rank than a stream holds, all in one group of one thread.
+#[test]
+fn a_group_may_hold_more_than_a_stream() {
+    let job = Job::new(2);
+    let buffers: Vec<_> = job.comms.iter().map(|c| c.gpu().alloc(64).unwrap()).collect();
+    group(|| {
+        for ((comm, stream), buffer) in job.comms.iter().zip(&job.streams).zip(&buffers) {
+            for _ in 0..1500 {
+                let what = (16, DataType::U32, beeline::collective::RedOp::MAX);
+                comm.all_reduce(buffer, buffer, what, stream)?;
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
+    job.finish();
+}
+
 fn on_all<T: Send>(job: &Job, work: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = job.comms.iter().map(|comm| scope.spawn(|| work(comm))).collect();

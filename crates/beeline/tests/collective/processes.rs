@@ -73,6 +73,47 @@ fn start(id: &UniqueId, ranks: u32, dies: u32) -> Vec<Child> {
     (0..ranks).map(spawn).collect()
 }
 
+/// What a process of a job does.
+#[test]
+fn launched_process() {
+    if std::env::var_os("BEELINE_TEST_LAUNCHED").is_none() {
+        return;
+    }
+    let comm = Communicator::launched(&gpu(), &settings(|_| {})).unwrap();
+    assert_eq!(std::env::var("RANK").unwrap(), comm.rank().to_string());
+    calls(&comm);
+    comm.close(Instant::now() + LONG).unwrap();
+}
+
+/// The environment of torchrun is enough to meet.
+#[test]
+fn a_job_finds_itself_by_its_environment() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let children: Vec<Child> = (0..3)
+        .map(|rank| {
+            Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "processes::launched_process", "--nocapture"])
+                .env("BEELINE_TEST_LAUNCHED", "1")
+                .env("RANK", rank.to_string())
+                .env("LOCAL_RANK", rank.to_string())
+                .env("WORLD_SIZE", "3")
+                .env("MASTER_ADDR", "127.0.0.1")
+                // Communicators listen on the port after the launcher's.
+                .env("MASTER_PORT", (port - 1).to_string())
+                .env("TORCHELASTIC_RUN_ID", "job")
+                .env("BEELINE_COMM_SECRET", "secret")
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+    let outside = Communicator::launched(&gpu(), &settings(|_| {})).unwrap_err();
+    assert!(outside.is_not_found() || std::env::var_os("RANK").is_some(), "{outside:?}");
+}
+
 fn at_loopback() -> UniqueId {
     UniqueId::at("127.0.0.1:0".parse().unwrap(), Duration::from_secs(60)).unwrap()
 }

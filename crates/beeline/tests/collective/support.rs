@@ -25,6 +25,18 @@ pub(crate) fn gpu() -> Gpu {
     Gpu::simulated(&config).unwrap()
 }
 
+/// Devices for `ranks` ranks: those that `BEELINE_TEST_DEVICES` names (`cuda:0,cuda:1`), where they are enough, so that a machine
+/// with GPUs runs the same tests on them; simulated ones else.
+pub(crate) fn gpus(ranks: u32) -> Vec<Gpu> {
+    let named = std::env::var("BEELINE_TEST_DEVICES").unwrap_or_default();
+    let names: Vec<&str> = named.split(',').filter(|name| !name.is_empty()).collect();
+    if names.len() < ranks as usize {
+        return (0..ranks).map(|_| gpu()).collect();
+    }
+    let open = |name: &&str| Gpu::open(&name.parse().unwrap()).unwrap();
+    names.iter().take(ranks as usize).map(open).collect()
+}
+
 pub(crate) fn settings(change: impl FnOnce(&mut Settings)) -> Settings {
     let mut settings = Settings::default();
     settings.deadline = LONG;
@@ -38,6 +50,11 @@ impl Job {
     }
 
     pub(crate) fn with(ranks: u32, settings: &Settings) -> Self {
+        Self::of(Communicator::local(&gpus(ranks), settings).unwrap())
+    }
+
+    /// On simulated devices, whatever the machine has: their faults and their waiting are what a test is about.
+    pub(crate) fn simulated(ranks: u32, settings: &Settings) -> Self {
         let gpus: Vec<Gpu> = (0..ranks).map(|_| gpu()).collect();
         Self::of(Communicator::local(&gpus, settings).unwrap())
     }

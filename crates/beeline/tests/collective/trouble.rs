@@ -11,7 +11,7 @@ use crate::support::*;
 const SHORT: Duration = Duration::from_millis(400);
 
 fn short(ranks: u32) -> Job {
-    Job::with(ranks, &settings(|settings| settings.deadline = SHORT))
+    Job::simulated(ranks, &settings(|settings| settings.deadline = SHORT))
 }
 
 fn make(job: &Job, rank: usize, call: Call) -> beeline::Result<()> {
@@ -117,7 +117,8 @@ fn a_send_and_a_receive_of_two_sizes_are_named() {
 /// Abort with calls in flight that can never end: it returns, and the streams end. The deadline is far.
 #[test]
 fn an_abort_waits_for_nothing() {
-    let job = Job::with(3, &settings(|settings| settings.deadline = Duration::from_secs(86_400)));
+    let job =
+        Job::simulated(3, &settings(|settings| settings.deadline = Duration::from_secs(86_400)));
     for rank in [0, 1] {
         for _ in 0..3 {
             make(&job, rank, all_reduce(1000, DataType::F32)).unwrap();
@@ -157,7 +158,7 @@ fn a_path_that_starts_to_drop_is_named() {
         [all_reduce(50_000, DataType::F32), Call::new(Collective::AllToAll, 100, DataType::U8)]
     {
         let how = settings(|settings| settings.deadline = SHORT);
-        let job = Job::with(3, &how);
+        let job = Job::simulated(3, &how);
         job.check(call, 0);
         how.faults.drop_writes(2, 1);
         for rank in 0..3 {

@@ -46,7 +46,7 @@ const TESTED: u64 = 26 << 10;
 const DATA: u64 = 32 << 10;
 
 /// Jobs that wait for the thread of a rank at most; the next caller waits for room.
-const JOBS_MAX: usize = 4096;
+const JOBS_MAX: usize = 1 << 17;
 /// Bounds of the scratch.
 const CHUNK_MIN: u64 = 64 << 10;
 const CHUNK_MAX: u64 = 16 << 20;
