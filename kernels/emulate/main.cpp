@@ -93,13 +93,13 @@ static void reduces(const char *name, u32 n, bool push, Kind kind, u64 count, u3
             auto input = [&](u32 r, u64 i) { return of<T>((double)((i * 7 + r * 3 + call) % 5) + (OP == PROD ? 1 : 0)); };
             for (u64 i = 0; i < more * parts; i++) in[i] = input(rank, i);
             ReduceArgs a = {};
-            a.comm = world.comm(rank, 0x100 + kind, 20000);
+            a.comm = world.comm(rank, 0x100 + kind, 8000);
             a.word = more;
             a.in = (u64)in, a.out = (u64)out, a.bytes = more * sizeof(B), a.stride = kind == REDUCE_SCATTER ? a.bytes : 0;
             u32 all = ((1u << n) - 1) & ~(1u << rank), root = 1;
             a.send_mask = kind == REDUCE ? (rank == root ? 0 : 1u << root) : all;
             a.recv_mask = kind == REDUCE ? (rank == root ? all : 0) : all;
-            a.scalar = w.scalar, a.multiply = w.multiply, a.divide = w.divide;
+            a.scalar = w.multiply ? (u64)of<T>(rank + 1) : 0, a.multiply = w.multiply, a.divide = w.divide;
             if (push)
                 launch<PushShared>(BLOCKS, [&](PushShared &s) { push_reduce<T, OP>(a, s); });
             else
@@ -112,7 +112,7 @@ static void reduces(const char *name, u32 n, bool push, Kind kind, u64 count, u3
                     double want = 0;
                     for (u32 r = 0; r < n; r++) {
                         double v = value<T>(input(r, at));
-                        if (w.multiply) v *= value<T>((B)w.scalar);
+                        if (w.multiply) v = value<T>(of<T>(v * value<T>(of<T>(r + 1))));
                         want = r == 0 ? v : OP == SUM ? want + v : OP == PROD ? want * v : OP == MIN ? (v < want ? v : want) : (v > want ? v : want);
                     }
                     if (w.divide) want = sizeof(B) == 4 || std::is_same<typename T::Acc, float>::value || std::is_same<typename T::Acc, double>::value ? want / w.divide : (double)(long long)(want / w.divide);
@@ -127,15 +127,17 @@ static void reduces(const char *name, u32 n, bool push, Kind kind, u64 count, u3
 }
 
 // Every rank sends `bytes` + its own number + the peer's to each peer of a ring or to all.
-static void moves(u32 n, bool push, u64 bytes, u32 shift, bool ring) {
+// Rank 1 is late for every call where `slow` is set, so that the others run ahead as far as they may.
+static void moves(u32 n, bool push, u64 bytes, u32 shift, bool ring, bool slow = false) {
     World world(n);
-    auto size = [&](u32 from, u32 to) { return ring ? ((from + 1) % n == to ? bytes + from : 0) : bytes + from * 3 + to; };
+    auto size = [&](u32 from, u32 to) -> u64 { if (slow) return from == 0 && to == 1 ? bytes : 0; return ring ? ((from + 1) % n == to ? bytes + from : 0) : bytes + from * 3 + to; };
     everywhere(n, [&](u32 rank) {
         for (int call = 0; call < 6; call++) {
             std::vector<std::vector<u8>> out(n), in(n);
             MoveArgs a = {};
-            a.comm = world.comm(rank, 7, 20000);
+            a.comm = world.comm(rank, 7, 8000);
             u64 most = 1;
+            if (slow && rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(20));
             for (u32 p = 0; p < n; p++) {
                 u64 s = size(rank, p), r = size(p, rank);
                 out[p].resize(s + 32), in[p].resize(r + 32, 0xee);
@@ -162,7 +164,7 @@ static void moves(u32 n, bool push, u64 bytes, u32 shift, bool ring) {
     });
 }
 
-static void troubles(bool push, int kind) { // 0 another call, 1 never comes, 2 abort
+static void troubles(bool push, int kind) { // 0 another call, 1 never comes, 2 abort, 3 another rank failed
     World world(2);
     std::vector<float> x(4096), y(4096);
     everywhere(2, [&](u32 rank) {
@@ -170,6 +172,8 @@ static void troubles(bool push, int kind) { // 0 another call, 1 never comes, 2 
             if (kind == 2) {
                 std::this_thread::sleep_for(std::chrono::milliseconds(30));
                 host_word<u32>((u64)world.aborts[0]).store(1);
+            } else if (kind == 3) {
+                host_word<u32>((u64)world.windows[0] + AT_POISON).store(2);
             }
             return;
         }
@@ -185,7 +189,7 @@ static void troubles(bool push, int kind) { // 0 another call, 1 never comes, 2 
     });
     for (u32 r = 0; r < (kind == 0 ? 2u : 1u); r++) {
         Report &rep = *world.reports[r];
-        bool right = kind == 0 ? rep.code == MISMATCH || rep.code == PEER_FAILED : rep.code == (kind == 1 ? (u32)DEADLINE : (u32)ABORTED);
+        bool right = kind == 0 ? rep.code == MISMATCH || rep.code == PEER_FAILED : rep.code == (kind == 1 ? (u32)DEADLINE : kind == 2 ? (u32)ABORTED : (u32)PEER_FAILED);
         CHECK(right && rep.peer == 1 - r && rep.mine[0] == 5, "trouble %d push %d rank %u: code %u peer %u", kind, push, r, rep.code, rep.peer);
         if (rep.code == MISMATCH) CHECK(rep.theirs[1] == (r == 0 ? 100 : 3000), "trouble %d: theirs %llu", kind, rep.theirs[1]);
     }
@@ -214,7 +218,14 @@ int main() {
             reduces<I32, SUM>("i32 sum", n, push, ALL_REDUCE, 501, 1, true, Weigh{});
         }
     for (bool push : {false, true})
-        for (int kind : {0, 1, 2}) troubles(push, kind);
+        for (int kind : {0, 1, 2, 3}) troubles(push, kind);
+    host_fault = 1; // packets torn for long
+    for (bool push : {false, true}) {
+        moves(2, push, 3000, 0, false, true);
+        moves(2, push, 9000, 0, false, true);
+        reduces<F32, SUM>("torn", 2, push, ALL_REDUCE, 1000, 0, true, Weigh{});
+    }
+    host_fault = 0;
     // FP8 against the definition, every pair of neighbours and their middle.
     for (int v = 0; v < 256; v++) {
         CHECK(E4M3::decode((u8)v) != E4M3::decode((u8)v) || E4M3::encode(E4M3::decode((u8)v)) == v, "e4m3 %d", v);

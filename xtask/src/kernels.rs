@@ -93,11 +93,27 @@ fn emulate(folder: &Path) -> Outcome {
         println!("SKIP c++");
         return Ok(());
     }
-    let program = std::env::temp_dir().join(format!("beeline-kernels-{}", std::process::id()));
-    let source = folder.join("emulate/main.cpp");
-    let mut build = Command::new(&compiler);
-    build.args(["-O1", "-std=c++17", "-pthread", "-o"]).arg(&program).arg(source).arg("-latomic");
-    let outcome = run_command(&mut build).and_then(|()| run_command(&mut Command::new(&program)));
-    let _ = fs::remove_file(&program);
+    let (mut build, mut run) = emulation(folder, &std::env::temp_dir());
+    run_command(&mut build)?;
+    let outcome = run_command(&mut run);
+    let _ = fs::remove_file(emulator(&std::env::temp_dir()));
     outcome
+}
+
+/// How the kernels of `folder` are built for CPU threads, into `into`, and how they are run then.
+pub(crate) fn emulation(folder: &Path, into: &Path) -> (Command, Command) {
+    let program = emulator(into);
+    // What an earlier build left must not be run for one that failed.
+    let _ = fs::remove_file(&program);
+    let source = folder.join("emulate/main.cpp");
+    let mut build = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
+    build.args(["-O1", "-std=c++17", "-pthread", "-o"]).arg(&program).arg(source).arg("-latomic");
+    // A protocol that was broken may wait for ever.
+    let mut run = Command::new("timeout");
+    run.arg("300").arg(program);
+    (build, run)
+}
+
+fn emulator(folder: &Path) -> PathBuf {
+    folder.join(format!("beeline-kernels-{}", std::process::id()))
 }

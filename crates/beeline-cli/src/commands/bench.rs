@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use beeline::core::topology::{Point, Topology};
-use beeline::gpu::{DeviceId, Gpu, Info};
+use beeline::gpu::{Gpu, Info};
 use beeline::p2p::bench::{Measured, What, measure};
 use beeline::p2p::{Options, Path};
 use beeline::probe;

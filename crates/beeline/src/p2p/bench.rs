@@ -306,8 +306,7 @@ mod tests {
 
     #[test]
     fn simulated_devices_have_rates_and_a_lie_is_found() {
-        let mut config = SimConfig::default();
-        config.memory_bytes = 32 << 20;
+        let config = SimConfig { memory_bytes: 32 << 20, ..SimConfig::default() };
         let pair = || (Gpu::simulated(&config).unwrap(), Gpu::simulated(&config).unwrap());
         let end = || Instant::now() + Duration::from_secs(20);
         let (a, b) = pair();

@@ -232,8 +232,7 @@ mod tests {
     use crate::gpu::sim::{Effect, Site};
 
     fn pair() -> (Gpu, Gpu) {
-        let mut config = SimConfig::default();
-        config.memory_bytes = 64 << 20;
+        let config = SimConfig { memory_bytes: 64 << 20, ..SimConfig::default() };
         (Gpu::simulated(&config).unwrap(), Gpu::simulated(&config).unwrap())
     }
 

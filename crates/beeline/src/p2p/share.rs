@@ -154,8 +154,7 @@ mod tests {
 
     #[test]
     fn simulated_memory_is_the_same_on_both_sides() {
-        let mut config = SimConfig::default();
-        config.memory_bytes = 16 << 20;
+        let config = SimConfig { memory_bytes: 16 << 20, ..SimConfig::default() };
         let (owner, other) = (Gpu::simulated(&config).unwrap(), Gpu::simulated(&config).unwrap());
         // In pieces: the middle one of three is given back.
         let (_low, middle, _high) = (
@@ -189,8 +188,7 @@ mod tests {
 
     #[test]
     fn nonsense_and_memory_that_moves_are_refused() {
-        let mut config = SimConfig::default();
-        config.memory_bytes = 1 << 20;
+        let config = SimConfig { memory_bytes: 1 << 20, ..SimConfig::default() };
         let gpu = Gpu::simulated(&config).unwrap();
         let (a, b) = UnixStream::pair().unwrap();
         write(&a, &[7; MESSAGE_BYTES], None).unwrap();
@@ -208,7 +206,7 @@ mod tests {
             write(&a, &message, Some(file.as_fd())).unwrap();
             assert!(receive(&b, &gpu).is_err(), "{at}");
         }
-        config.profile = Profile::Movable;
+        let config = SimConfig { profile: Profile::Movable, ..config };
         let movable = Gpu::simulated(&config).unwrap();
         let buffer = movable.alloc(100).unwrap();
         assert!(send(&a, &buffer).unwrap_err().is_refused());

@@ -10,6 +10,7 @@
 mod join;
 mod launch;
 mod report;
+mod verify;
 
 pub(in crate::collective) use report::{REPORT_OFFSET, failure};
 
@@ -17,9 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use beeline_core::addr::DevicePtr;
-use beeline_sys::cuda::collective::{
-    Args, Comm, IpcMapping, KernelSet, Kernels, MoveArgs, ReduceArgs, Shape,
-};
+use beeline_sys::cuda::collective::{Args, Comm, KernelSet, Kernels, MoveArgs, ReduceArgs, Shape};
 use beeline_sys::cuda::{Context, DeviceMem, HostRegistration, Stream as Handle};
 
 use super::{Batch, Setup};
@@ -40,6 +39,7 @@ pub(crate) struct Cuda {
     window: Arc<DeviceMem>,
     peers: Vec<Peer>,
     control: Arc<Control>,
+    #[allow(dead_code, reason = "held for its drop")]
     pinned: Arc<HostRegistration>,
     /// Kernels used so far, few enough to be searched.
     kernels: Vec<(KernelSet, Arc<Kernels>)>,
@@ -53,7 +53,7 @@ enum Peer {
     /// Of the same process: kept alive by this handle.
     Here(Arc<DeviceMem>),
     /// Of another process.
-    There(IpcMapping),
+    There(Arc<DeviceMem>),
 }
 
 impl Cuda {

@@ -4,12 +4,14 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use beeline_core::addr::DevicePtr;
 use beeline_core::reason::{Code, Reason};
 use beeline_sys::cuda::collective::{
     Comm, IpcMapping, RANKS_MAX, chunk_bytes, ll_blocks, push_at, window_bytes,
 };
 use beeline_sys::cuda::{DeviceMem, HostRegistration, Stream as Handle};
 
+use super::verify::{self, Probe};
 use super::{Cuda, Peer, REPORT_OFFSET, device_of, retire};
 use crate::collective::control::ABORT_OFFSET;
 use crate::collective::executor::Setup;
@@ -51,7 +53,30 @@ pub(super) fn join(setup: &mut Setup<'_>) -> Result<Cuda> {
             format!("rank {rank} cannot reach the others' device memory"),
         )
         .with_reasons(vec![Reason::with(Code::P2pNotCapable, format!("rank {rank}"))])),
-        (Ok(cuda), None) => Ok(cuda),
+        (Ok(cuda), None) => verified(cuda, setup),
+    }
+}
+
+/// Bytes from everybody to everybody, compared. All ranks are inside.
+fn verified(cuda: Cuda, setup: &mut Setup<'_>) -> Result<Cuda> {
+    let written = Probe::write(&cuda);
+    (setup.exchange)(&[], Vec::new())?;
+    let checked = written.and_then(|probe| probe.check(&cuda));
+    // Also the barrier behind which all windows are clear again.
+    let answers = (setup.exchange)(&[u8::from(checked.is_ok())], Vec::new())?;
+    let first = answers.iter().position(|answer| answer.bytes.first() != Some(&1));
+    if checked.is_ok() && first.is_none() {
+        return Ok(cuda);
+    }
+    cuda.close(Instant::now());
+    match (checked, first) {
+        (Err(error), _) => Err(no_route(error)),
+        (Ok(()), rank) => {
+            let rank = rank.unwrap_or(0);
+            let detail = format!("rank {rank} says so");
+            Err(Error::new(Kind::NoRoute, "a path between devices cannot be trusted")
+                .with_reasons(vec![Reason::with(Code::ProbeTransfer, detail)]))
+        }
     }
 }
 
@@ -150,7 +175,10 @@ impl Own {
             let mapping = IpcMapping::open(&context, offer.handle);
             let mapping = mapping.map_err(|e| refuse(Code::P2pNotCapable, e.to_string()))?;
             let at = mapping.ptr();
-            return Ok((Peer::There(mapping), at));
+            let (len, owner) = (window_bytes(setup.ranks), Arc::new(mapping));
+            let memory = DeviceMem::foreign(&context, DevicePtr::new(at), len, owner);
+            let memory = memory.map_err(|e| refuse(Code::P2pNotCapable, e.to_string()))?;
+            return Ok((Peer::There(Arc::new(memory)), at));
         }
         if offer.ordinal == self.offer.ordinal {
             // Kernels that wait for each other on one device may never run side by side.
@@ -183,14 +211,10 @@ fn clear(
     let stream = Handle::new(context)?;
     stream.fill((window, 0), window.len(), 0)?;
     let event = stream.record()?;
-    let deadline = Instant::now() + CLEAR_TIMEOUT;
-    while !event.is_done()? {
-        if Instant::now() >= deadline {
-            return Err(beeline_sys::cuda::Error::Stuck(CLEAR_TIMEOUT.as_secs()));
-        }
-        std::thread::sleep(Duration::from_micros(20));
+    if verify::wait(&event, Instant::now() + CLEAR_TIMEOUT)? {
+        return Ok(());
     }
-    Ok(())
+    Err(beeline_sys::cuda::Error::Stuck(CLEAR_TIMEOUT.as_secs()))
 }
 
 /// Windows of this process, so that a rank can keep that of another.
