@@ -165,6 +165,7 @@ DEVICE void ll_reduce(const ReduceArgs &a, LlShared &s) {
     const Comm &c = a.comm;
     u64 start, bytes = ll_share(c, a.bytes, &start);
     Weigh w = weigh<T>(a);
+    Weighed<T, OP> weighed = {w};
     bool reduces = a.recv_mask != 0 || c.ranks == 1;
     u32 workers = ll_workers(), next = (c.rank + 1) % c.ranks;
     bool works = thread_index() < workers;
@@ -181,22 +182,22 @@ DEVICE void ll_reduce(const ReduceArgs &a, LlShared &s) {
         u64 to_at = ll_region(c, c.rank, p, flag);
 #pragma unroll 1
         for (u64 i = thread_index(); i * 8 < bytes; i += workers)
-            ll_put(to_at + i * 16, flag, step == 1 && i == thread_index() ? first : load8(from_at + i * 8, bytes - i * 8));
+            ll_put(to_at + i * 16, flag, weighed(step == 1 && i == thread_index() ? first : load8(from_at + i * 8, bytes - i * 8)));
     }
     u64 own = a.in + c.rank * a.stride + start;
 #pragma unroll 1
     for (u64 i = thread_index(); good && works && reduces && i * 8 < bytes; i += workers) {
         Unit<T, OP> unit;
-        u64 mine = load8(own + i * 8, bytes - i * 8);
+        u64 mine = weighed(load8(own + i * 8, bytes - i * 8));
 #pragma unroll 1
         for (u32 p = 0; good && p < c.ranks; p++) {
             u64 v = mine;
             if (p != c.rank)
                 good = ll_take(c, s, ll_region(c, p, c.rank, s.counters[p].received + 1) + i * 16, p, &v);
             if (p == 0)
-                unit.first(v, w);
+                unit.first(v);
             else
-                unit.next(v, w);
+                unit.next(v);
         }
         if (good) store8(a.out + start + i * 8, bytes - i * 8, unit.result(w));
     }

@@ -8,9 +8,16 @@
 
 // The sending half works in groups that take turns: while one waits at its fence, the other fills the link.
 #ifndef BEELINE_GROUPS
-#define BEELINE_GROUPS 2
+#define BEELINE_GROUPS 1
 #endif
 constexpr u32 GROUPS = BEELINE_GROUPS;
+// Senders are few: what they have under way stands in the way of the takers' own accesses on the same processor.
+#ifndef BEELINE_SENDERS
+#define BEELINE_SENDERS 512
+#endif
+#ifndef BEELINE_UNROLL
+#define BEELINE_UNROLL 4
+#endif
 
 struct PushShared {
     Counters counters[RANKS_MAX];
@@ -22,7 +29,7 @@ struct PushShared {
 };
 
 #ifndef BEELINE_CHUNK_MIN
-#define BEELINE_CHUNK_MIN 8192
+#define BEELINE_CHUNK_MIN 65536
 #endif
 constexpr u32 CHUNK_MIN = BEELINE_CHUNK_MIN;
 constexpr u32 TAKERS = 1, SENDERS = 2; // ids of barriers; each group of senders has one of its own
@@ -63,21 +70,22 @@ DEVICE void set(u32 &word, u32 value) { *(volatile u32 *)&word = value; }
 DEVICE u32 read(const u32 &word) { return *(const volatile u32 *)&word; }
 
 // Copies a chunk by `threads` threads, of which this is `t`. `SHARED_TO`: into another device's window.
-template <bool SHARED_TO>
-DEVICE void copy_chunk(u64 to, u64 from, u64 bytes, u32 t, u32 threads) {
+template <bool SHARED_TO, class F>
+DEVICE void copy_chunk(u64 to, u64 from, u64 bytes, u32 t, u32 threads, F change) {
     u64 whole = bytes / 16, i = t;
+    constexpr int AT_ONCE = SHARED_TO ? BEELINE_UNROLL : 4;
     bool aligned = SHARED_TO ? from % 16 == 0 : to % 16 == 0;
     if (aligned) {
 #pragma unroll 1
-        for (; i + 3 * (u64)threads < whole; i += 4 * (u64)threads) {
-            Quad v[4];
+        for (; i + (AT_ONCE - 1) * (u64)threads < whole; i += AT_ONCE * (u64)threads) {
+            Quad v[AT_ONCE];
 #pragma unroll
-            for (int k = 0; k < 4; k++)
+            for (int k = 0; k < AT_ONCE; k++)
                 v[k] = SHARED_TO ? load<Quad>(from + (i + k * threads) * 16) : load_shared16(from + (i + k * threads) * 16);
 #pragma unroll
-            for (int k = 0; k < 4; k++) {
+            for (int k = 0; k < AT_ONCE; k++) {
                 if (SHARED_TO)
-                    store_shared16(to + (i + k * threads) * 16, v[k]);
+                    store_shared16(to + (i + k * threads) * 16, change(v[k]));
                 else
                     store(to + (i + k * threads) * 16, v[k]);
             }
@@ -87,7 +95,7 @@ DEVICE void copy_chunk(u64 to, u64 from, u64 bytes, u32 t, u32 threads) {
     for (; i * 16 < bytes; i += threads) {
         u64 left = bytes - i * 16;
         if (SHARED_TO)
-            store_shared16(to + i * 16, load16(from + i * 16, left));
+            store_shared16(to + i * 16, change(load16(from + i * 16, left)));
         else
             store16(to + i * 16, left, load_shared16(from + i * 16));
     }
@@ -110,6 +118,8 @@ DEVICE void copy_own(u64 to, u64 from, u64 bytes, u32 t, u32 threads) {
     for (; i * 16 < bytes; i += threads) store16(to + i * 16, bytes - i * 16, load16(from + i * 16, bytes - i * 16));
 }
 
+DEVICE u32 sender_threads() { return block_threads() > 2 * BEELINE_SENDERS ? BEELINE_SENDERS : block_threads() / 2; }
+
 // How a part is cut: into chunks that are smaller where there would be few, so that sending and taking overlap.
 // The same on both sides.
 DEVICE u32 chunk_of(const Comm &c, u64 bytes) {
@@ -121,14 +131,15 @@ DEVICE u32 chunk_of(const Comm &c, u64 bytes) {
 DEVICE u32 chunks_of(u64 share, u32 chunk) { return (u32)((share + chunk - 1) / chunk); }
 
 // One chunk of `bytes` at `from` to `peer`, by one group together, of which this is thread `t`. False: give up.
-DEVICE bool push_chunk(const Comm &c, PushShared &s, u32 peer, u64 from, u64 bytes, u32 index, u32 group, u32 t, u32 threads) {
+template <class F>
+DEVICE bool push_chunk(const Comm &c, PushShared &s, u32 peer, u64 from, u64 bytes, u32 index, u32 group, u32 t, u32 threads, F change) {
     u64 own = c.windows[c.rank] + push_counters(peer);
     u32 number = s.counters[peer].sent + index;
     if (t == 0 && !wait_reaches(c, own + 8, number + 1 - PUSH_SLOTS, peer, PHASE_CREDIT, s.headers[peer]))
         set(s.senders_bad[group], 1);
     barrier(SENDERS + group, threads);
     if (read(s.senders_bad[group])) return false;
-    copy_chunk<true>(push_slot(c, c.rank, peer, number), from, bytes, t, threads);
+    copy_chunk<true>(push_slot(c, c.rank, peer, number), from, bytes, t, threads, change);
     barrier(SENDERS + group, threads);
     if (t == 0) release_flag(push_flag(c, c.rank, peer, number), number + 1);
     return true;
@@ -177,9 +188,11 @@ DEVICE void push_move(const MoveArgs &a, PushShared &s) {
     u64 own_start, own_share = self.recv != self.send ? push_share(self.recv_bytes, &own_start) : 0;
     u32 own_rounds = chunks_of(own_share, c.chunk);
     push_begin(c, s, to, from, word_to(a), word_from(a));
-    u32 half = block_threads() / 2, t = thread_index() % half;
-    if (thread_index() < half) {
-        u32 threads = half / GROUPS, group = t / threads;
+    AsItIs change;
+    u32 senders = sender_threads(), takers = block_threads() - senders;
+    u32 t = thread_index() < senders ? thread_index() : thread_index() - senders;
+    if (thread_index() < senders) {
+        u32 threads = senders / GROUPS, group = t / threads;
         t %= threads;
         bool good = true;
 #pragma unroll 1
@@ -189,7 +202,7 @@ DEVICE void push_move(const MoveArgs &a, PushShared &s) {
                 u32 p = (c.rank + step) % c.ranks, chunk = chunk_of(c, a.parts[p].send_bytes);
                 u64 share = push_share(a.parts[p].send_bytes, &start), offset = (u64)i * chunk;
                 if (offset < share)
-                    good = push_chunk(c, s, p, a.parts[p].send + start + offset, smaller(share - offset, chunk), i, group, t, threads);
+                    good = push_chunk(c, s, p, a.parts[p].send + start + offset, smaller(share - offset, chunk), i, group, t, threads, change);
             }
     } else {
         bool good = true;
@@ -200,7 +213,7 @@ DEVICE void push_move(const MoveArgs &a, PushShared &s) {
             u64 at = (u64)i * c.chunk;
             if (at < own_share) {
                 u64 end = smaller(own_share - at, c.chunk);
-                copy_own(self.recv + own_start + at, self.send + own_start + at, end, t, half);
+                copy_own(self.recv + own_start + at, self.send + own_start + at, end, t, takers);
             }
 #pragma unroll 1
             for (u32 step = 1; good && step < c.ranks; step++) {
@@ -208,12 +221,12 @@ DEVICE void push_move(const MoveArgs &a, PushShared &s) {
                 u64 share = push_share(a.parts[p].recv_bytes, &start), offset = (u64)i * chunk;
                 if (offset >= share) continue;
                 if (t == 0) await_chunk(c, s, p, i);
-                barrier(TAKERS, half);
+                barrier(TAKERS, takers);
                 good = !read(s.takers_bad);
                 if (!good) break;
                 copy_chunk<false>(a.parts[p].recv + start + offset, push_slot(c, p, c.rank, s.counters[p].received + i),
-                                  smaller(share - offset, chunk), t, half);
-                barrier(TAKERS, half);
+                                  smaller(share - offset, chunk), t, takers, AsItIs{});
+                barrier(TAKERS, takers);
                 if (t == 0) release_chunk(c, s, p, i);
             }
         }
@@ -232,6 +245,7 @@ DEVICE void reduce_chunk(const ReduceArgs &a, PushShared &s, u64 own, u64 out, u
     constexpr int AT_ONCE = sizeof(typename T::Bits) == 1 ? 1 : 2;
     const Comm &c = a.comm;
     Weigh w = weigh<T>(a);
+    Weighed<T, OP> weighed = {w};
     u64 i = t;
     if (own % 16 == 0 && out % 16 == 0) {
 #pragma unroll 1
@@ -243,15 +257,15 @@ DEVICE void reduce_chunk(const ReduceArgs &a, PushShared &s, u64 own, u64 out, u
                 Quad v[AT_ONCE];
 #pragma unroll
                 for (int k = 0; k < AT_ONCE; k++)
-                    v[k] = p == c.rank ? load<Quad>(own + (i + k * half) * 16) : load_shared16(slot + (i + k * half) * 16);
+                    v[k] = p == c.rank ? weighed(load<Quad>(own + (i + k * half) * 16)) : load_shared16(slot + (i + k * half) * 16);
 #pragma unroll
                 for (int k = 0; k < AT_ONCE; k++) {
                     if (p == 0) {
-                        lo[k].first(low(v[k]), w);
-                        hi[k].first(high(v[k]), w);
+                        lo[k].first(low(v[k]));
+                        hi[k].first(high(v[k]));
                     } else {
-                        lo[k].next(low(v[k]), w);
-                        hi[k].next(high(v[k]), w);
+                        lo[k].next(low(v[k]));
+                        hi[k].next(high(v[k]));
                     }
                 }
             }
@@ -271,15 +285,15 @@ DEVICE void reduce_chunk(const ReduceArgs &a, PushShared &s, u64 own, u64 out, u
         for (u32 p = 0; p < c.ranks; p++) {
             u64 v;
             if (p == c.rank) {
-                v = load8(own + j * 8, left);
+                v = weighed(load8(own + j * 8, left));
             } else {
                 Quad q = load_shared16(push_slot(c, p, c.rank, s.counters[p].received + chunk) + j / 2 * 16);
                 v = j & 1 ? high(q) : low(q);
             }
             if (p == 0)
-                unit.first(v, w);
+                unit.first(v);
             else
-                unit.next(v, w);
+                unit.next(v);
         }
         store8(out + j * 8, left, unit.result(w));
         j = j & 1 ? j - 1 + 2 * (u64)half : j + 1;
@@ -292,9 +306,11 @@ DEVICE void push_reduce(const ReduceArgs &a, PushShared &s) {
     u64 start, share = push_share(a.bytes, &start);
     u32 chunk = chunk_of(c, a.bytes), rounds = chunks_of(share, chunk);
     push_begin(c, s, a.send_mask, a.recv_mask, a.word, a.word);
-    u32 half = block_threads() / 2, t = thread_index() % half;
-    if (thread_index() < half) {
-        u32 threads = half / GROUPS, group = t / threads;
+    Weighed<T, OP> change = {weigh<T>(a)};
+    u32 senders = sender_threads(), takers = block_threads() - senders;
+    u32 t = thread_index() < senders ? thread_index() : thread_index() - senders;
+    if (thread_index() < senders) {
+        u32 threads = senders / GROUPS, group = t / threads;
         t %= threads;
         bool good = true;
 #pragma unroll 1
@@ -304,7 +320,7 @@ DEVICE void push_reduce(const ReduceArgs &a, PushShared &s) {
             for (u32 step = 1; good && step < c.ranks; step++) {
                 u32 p = (c.rank + step) % c.ranks;
                 if (a.send_mask >> p & 1)
-                    good = push_chunk(c, s, p, a.in + p * a.stride + start + offset, smaller(share - offset, chunk), i, group, t, threads);
+                    good = push_chunk(c, s, p, a.in + p * a.stride + start + offset, smaller(share - offset, chunk), i, group, t, threads, change);
             }
             // The whole group has read the chunk (the barrier of the last peer): an operation in place may
             // overwrite it.
@@ -315,15 +331,15 @@ DEVICE void push_reduce(const ReduceArgs &a, PushShared &s) {
         for (u32 i = 0; i < rounds; i++) {
             u64 offset = (u64)i * chunk;
             if (t < c.ranks && t != c.rank) await_chunk(c, s, t, i);
-            if (t == 0 && a.send_mask) {
+            if (t == 0 && a.send_mask && a.stride == 0 && a.in == a.out) {
                 while (read(s.chunks_sent[i % GROUPS]) <= i && !read(s.senders_bad[i % GROUPS])) relax();
                 if (read(s.senders_bad[i % GROUPS])) set(s.takers_bad, 1);
             }
-            barrier(TAKERS, half);
+            barrier(TAKERS, takers);
             if (read(s.takers_bad)) break;
             reduce_chunk<T, OP>(a, s, a.in + c.rank * a.stride + start + offset, a.out + start + offset, i,
-                                smaller(share - offset, chunk), t, half);
-            barrier(TAKERS, half);
+                                smaller(share - offset, chunk), t, takers);
+            barrier(TAKERS, takers);
             if (t < c.ranks && t != c.rank) release_chunk(c, s, t, i);
         }
     }

@@ -118,7 +118,8 @@ struct E5M2 : FloatOps<float> {
 
 enum { SUM, PROD, MIN, MAX };
 
-// How inputs are weighed and sums finished: pre-multiplied sum, average. Only `SUM` looks at it.
+// How inputs are weighed and sums finished: pre-multiplied sum, average. Only `SUM` looks at it. Ranks may have
+// different factors, so each multiplies its own input, rounded to the type, before anybody adds it.
 struct Weigh {
     u64 scalar;   // bits of the element type
     u32 multiply; // each input is multiplied by `scalar` first
@@ -136,19 +137,17 @@ struct Unit {
     static constexpr int N = 8 / sizeof(typename T::Bits);
     typename T::Acc a[N];
 
-    static DEVICE typename T::Acc element(u64 v, int i, const Weigh &w) {
-        typename T::Acc e = T::decode((typename T::Bits)(v >> (8 * sizeof(typename T::Bits) * i) % 64));
-        if (OP == SUM && w.multiply) e = T::product(e, T::decode((typename T::Bits)w.scalar));
-        return e;
+    static DEVICE typename T::Acc element(u64 v, int i) {
+        return T::decode((typename T::Bits)(v >> (8 * sizeof(typename T::Bits) * i) % 64));
     }
-    DEVICE void first(u64 v, const Weigh &w) {
+    DEVICE void first(u64 v) {
 #pragma unroll
-        for (int i = 0; i < N; i++) a[i] = element(v, i, w);
+        for (int i = 0; i < N; i++) a[i] = element(v, i);
     }
-    DEVICE void next(u64 v, const Weigh &w) {
+    DEVICE void next(u64 v) {
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            typename T::Acc e = element(v, i, w);
+            typename T::Acc e = element(v, i);
             a[i] = OP == SUM    ? T::sum(a[i], e)
                    : OP == PROD ? T::product(a[i], e)
                    : OP == MIN  ? T::least(a[i], e)
@@ -165,5 +164,33 @@ struct Unit {
             v |= wide << (8 * sizeof(bits) * i) % 64;
         }
         return v;
+    }
+};
+
+// What a rank does to its own input before it is sent or added.
+struct AsItIs {
+    DEVICE u64 operator()(u64 v) const { return v; }
+    DEVICE Quad operator()(Quad v) const { return v; }
+};
+template <class T, int OP>
+struct Weighed {
+    Weigh w;
+    DEVICE u64 operator()(u64 v) const {
+        if (OP != SUM || !w.multiply) return v;
+        constexpr int N = 8 / sizeof(typename T::Bits);
+        u64 out = 0;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            typename T::Acc e = T::product(Unit<T, OP>::element(v, i), T::decode((typename T::Bits)w.scalar));
+            typename T::Bits bits = T::encode(e);
+            u64 wide = sizeof(bits) == 1 ? (u8)bits : sizeof(bits) == 2 ? (u16)bits : sizeof(bits) == 4 ? (u32)bits : (u64)bits;
+            out |= wide << (8 * sizeof(bits) * i) % 64;
+        }
+        return out;
+    }
+    DEVICE Quad operator()(Quad v) const {
+        if (OP != SUM || !w.multiply) return v;
+        u64 x = (*this)((u64)v.x | (u64)v.y << 32), y = (*this)((u64)v.z | (u64)v.w << 32);
+        return Quad{(u32)x, (u32)(x >> 32), (u32)y, (u32)(y >> 32)};
     }
 };

@@ -156,6 +156,7 @@ static void check_type(const char *file, Weigh special = {}) {
                             for (u32 r = 0; r < N; r++) {
                                 u64 i = g[r].in + off * sizeof(B), o = in_place ? i + (kind == REDUCE_SCATTER ? r * bytes : 0) : g[r].out + off * sizeof(B);
                                 ReduceArgs a = reduce_args(r, kind, i, o, bytes, w);
+                                if (w.multiply && r) a.scalar = (u64)(typename std::make_unsigned<B>::type)T::encode((typename T::Acc)2);
                                 run(k, r, a, bytes, push);
                             }
                             finish();
@@ -171,7 +172,7 @@ static void check_type(const char *file, Weigh special = {}) {
                                     typename T::Acc acc{};
                                     for (u32 p = 0; p < N; p++) {
                                         typename T::Acc e = T::decode(in[p][at]);
-                                        if (w.multiply) e = T::product(e, T::decode((B)w.scalar));
+                                        if (w.multiply) e = T::decode(T::encode(T::product(e, T::decode(p == 0 ? (B)w.scalar : T::encode((typename T::Acc)2)))));
                                         acc = p == 0 ? e : OP == SUM ? T::sum(acc, e) : OP == PROD ? T::product(acc, e) : OP == MIN ? T::least(acc, e) : T::greatest(acc, e);
                                     }
                                     if (w.divide) acc = T::divide(acc, w.divide);
@@ -325,6 +326,27 @@ static void time_one(const char *name, u64 bytes, bool push, const std::function
     fflush(stdout);
     if (reported()) printf("WRONG gave up\n"), wrong++, reset();
 }
+static void tune() {
+    std::vector<MoveArgs> ma(N);
+    std::vector<ReduceArgs> ra(N);
+    auto reduce = [&](const char *name, const Kernels &kk, Kind kind, u64 bytes, bool push) {
+        for (u32 r = 0; r < N; r++) ra[r] = reduce_args(r, kind, g[r].in, g[r].out, bytes, Weigh{});
+        time_one(name, bytes, push, [&](u32 r) { run(kk, r, ra[r], bytes, push); }, false);
+    };
+    printf("tuning of push: least chunk and groups of senders, all_reduce f32\n");
+    for (const char *variant : {"s512g1c64u4", "s512g1c8u4", "s256g1c64u4", "s256g1c64u2", "s256g1c16u2", "s256g2c16u2", "s256g2c64u2", "s128g1c64u4", "s128g1c64u2", "s128g2c16u2", "s128g2c64u2", "s128g2c64u4"}) {
+        Kernels v(std::string("f32-sum-") + variant, "bl_ll_reduce", "bl_push_reduce");
+        Kernels w(std::string("move-") + variant, "bl_ll_move", "bl_push_move");
+        for (u64 b : {1048576ull, 2097152ull, 8388608ull, 33554432ull, 268435456ull}) reduce(variant, v, ALL_REDUCE, b, true);
+        for (u64 b : {8388608ull, 268435456ull}) {
+            for (Move what : {ALL_GATHER, BROADCAST}) {
+                for (u32 r = 0; r < N; r++) ma[r] = move_args(r, what, g[r].in, g[r].out, b);
+                printf("%s ", what == ALL_GATHER ? "all_gather" : "broadcast");
+                time_one(variant, b, true, [&](u32 r) { run(w, r, ma[r], b, true); }, false);
+            }
+        }
+    }
+}
 static void times() {
     Kernels k("f32-sum", "bl_ll_reduce", "bl_push_reduce"), h("bf16-sum", "bl_ll_reduce", "bl_push_reduce"), m("move", "bl_ll_move", "bl_push_move");
     printf("times: GB/s are bytes of one rank's message over time\n");
@@ -348,11 +370,6 @@ static void times() {
         const char *name = what == ALL_GATHER ? "all_gather" : what == BROADCAST ? "broadcast" : what == SEND ? "sendrecv" : "alltoall";
         for (u64 b : {8ull, 32768ull, 131072ull, 524288ull}) move(name, what, b, false);
         for (u64 b : {524288ull, 2097152ull, 8388608ull, 33554432ull, 268435456ull}) move(name, what, b, true);
-    }
-    printf("tuning of push: least chunk and groups of senders, all_reduce f32\n");
-    for (const char *variant : {"c4g2", "c8g1", "c8g2", "c8g4", "c16g2", "c16g4", "c32g2"}) {
-        Kernels v(std::string("f32-sum-") + variant, "bl_ll_reduce", "bl_push_reduce");
-        for (u64 b : {1048576ull, 2097152ull, 4194304ull, 8388608ull, 33554432ull, 268435456ull}) reduce(variant, v, ALL_REDUCE, b, true);
     }
     for (u64 b : {131072ull, 524288ull, 2097152ull, 8388608ull, 33554432ull, 268435456ull})
         time_one("CE exchange", b, true, [&](u32 r) { CK(cuCtxSetCurrent(g[r].ctx)); CK(cuMemcpyPeerAsync(g[1 - r].out, g[1 - r].ctx, g[r].in, g[r].ctx, b, g[r].stream)); }, false);
@@ -391,6 +408,7 @@ int main(int argc, char **argv) {
         printf("rank %u: %s, driver %d, window %.1f MiB\n", r, name, version, window_bytes / 1048576.0);
     }
     reset();
+    if (wants("tune")) tune();
     if (wants("times")) times();
     if (wants("faults")) faults();
     if (wants("check")) {

@@ -99,7 +99,7 @@ static void reduces(const char *name, u32 n, bool push, Kind kind, u64 count, u3
             u32 all = ((1u << n) - 1) & ~(1u << rank), root = 1;
             a.send_mask = kind == REDUCE ? (rank == root ? 0 : 1u << root) : all;
             a.recv_mask = kind == REDUCE ? (rank == root ? all : 0) : all;
-            a.scalar = w.scalar, a.multiply = w.multiply, a.divide = w.divide;
+            a.scalar = w.multiply ? (u64)of<T>(rank + 1) : 0, a.multiply = w.multiply, a.divide = w.divide;
             if (push)
                 launch<PushShared>(BLOCKS, [&](PushShared &s) { push_reduce<T, OP>(a, s); });
             else
@@ -112,7 +112,7 @@ static void reduces(const char *name, u32 n, bool push, Kind kind, u64 count, u3
                     double want = 0;
                     for (u32 r = 0; r < n; r++) {
                         double v = value<T>(input(r, at));
-                        if (w.multiply) v *= value<T>((B)w.scalar);
+                        if (w.multiply) v = value<T>(of<T>(v * value<T>(of<T>(r + 1))));
                         want = r == 0 ? v : OP == SUM ? want + v : OP == PROD ? want * v : OP == MIN ? (v < want ? v : want) : (v > want ? v : want);
                     }
                     if (w.divide) want = sizeof(B) == 4 || std::is_same<typename T::Acc, float>::value || std::is_same<typename T::Acc, double>::value ? want / w.divide : (double)(long long)(want / w.divide);

@@ -12,7 +12,7 @@ use crate::{Outcome, cargo, output};
 const BUNDLE_BYTES_MAX: u64 = 35 << 20;
 
 /// Test binaries that mean something on another machine.
-const TESTS: &[&str] = &["conformance", "model", "cuda_over_test_libcuda"];
+const TESTS: &[&str] = &["collective", "conformance", "model", "cuda_over_test_libcuda"];
 
 /// Scripts and sources that go along as they are.
 const FOLDERS: &[&str] = &["benches/peers", "benches/bundle"];

@@ -50,20 +50,27 @@ fn a_c_program_runs_unchanged() {
     };
     link("libnccl.so.2", library());
     link("libcuda.so.1", built("beeline-test-libcuda", "libbeeline_test_libcuda.so"));
-    let program = folder.path().join("program");
+    for devices in [2, 4] {
+        client(folder.path(), devices);
+    }
+}
+
+/// The program for a number of devices, compiled and run.
+fn client(folder: &Path, devices: u32) {
+    let program = folder.join("program");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/program.c");
     run(Command::new("cc")
-        .args(["-O1", "-Wall", "-Werror", "-o"])
+        .args(["-O1", "-Wall", "-Werror", &format!("-DN={devices}"), "-o"])
         .arg(&program)
         .arg(source)
         .arg("-L")
-        .arg(folder.path())
+        .arg(folder)
         .args(["-l:libnccl.so.2", "-l:libcuda.so.1"]));
     let output = run(Command::new(&program)
-        .env("LD_LIBRARY_PATH", folder.path())
+        .env("LD_LIBRARY_PATH", folder)
         .env_remove("BEELINE_CUDA_LIBRARY")
         .env_remove("CUDA_VISIBLE_DEVICES")
-        .env("BEELINE_TEST_CUDA_DEVICES", "4")
+        .env("BEELINE_TEST_CUDA_DEVICES", devices.to_string())
         .env("BEELINE_COMM_PATH", "staged"));
     assert!(String::from_utf8_lossy(&output.stdout).ends_with("passed\n"));
 }

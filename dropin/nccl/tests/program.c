@@ -1,4 +1,4 @@
-/* A client of libnccl.so.2 as C programs are, on four devices. Prints "passed" at the end. */
+/* A client of libnccl.so.2 as C programs are, on N devices (at least 2). Prints "passed" at the end. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -67,7 +67,10 @@ int cuMemcpyHtoDAsync_v2(void *, const void *, size_t, stream_t);
 int cuMemcpyDtoHAsync_v2(void *, void *, size_t, stream_t);
 int cuStreamCreate(stream_t *, unsigned);
 
-enum { N = 4, COUNT = 1001, INT = 2, FLOAT = 7, ARGUMENT = 4, USAGE = 5, REMOTE = 6, PROGRESS = 7 };
+#ifndef N
+#define N 4
+#endif
+enum { COUNT = 1001, INT = 2, FLOAT = 7, ARGUMENT = 4, USAGE = 5, REMOTE = 6, PROGRESS = 7 };
 
 static void *context[N], *in[N], *out[N];
 static stream_t stream[N];
@@ -143,13 +146,13 @@ static void collectives(ncclComm_t *comm) {
   EACH(ncclAlltoAll(in[r], out[r], COUNT, INT, comm[r], stream[r]));
   for (int d = 0; d < N; d++) { int *got = fetch(d); for (int i = 0; i < N * COUNT; i++) TRUE(got[i] == value(i / COUNT, d * COUNT + i % COUNT)); }
   fill(N * COUNT);
-  EACH(ncclGather(in[r], r == 2 ? out[r] : NULL, COUNT, INT, 2, comm[r], stream[r]));
-  { int *got = fetch(2); for (int i = 0; i < N * COUNT; i++) TRUE(got[i] == value(i / COUNT, i % COUNT)); }
-  TRUE(fetch(1)[0] == (int)0xeeeeeeee);
+  EACH(ncclGather(in[r], r == N - 1 ? out[r] : NULL, COUNT, INT, N - 1, comm[r], stream[r]));
+  { int *got = fetch(N - 1); for (int i = 0; i < N * COUNT; i++) TRUE(got[i] == value(i / COUNT, i % COUNT)); }
+  TRUE(fetch(0)[0] == (int)0xeeeeeeee);
   EACH(ncclScatter(r == 1 ? in[r] : NULL, out[r], COUNT, INT, 1, comm[r], stream[r]));
   for (int d = 0; d < N; d++) { int *got = fetch(d); for (int i = 0; i < COUNT; i++) TRUE(got[i] == value(1, d * COUNT + i)); }
-  EACH(ncclBroadcast(in[r], out[r], COUNT, INT, 3, comm[r], stream[r]));
-  for (int d = 0; d < N; d++) TRUE(fetch(d)[COUNT - 1] == value(3, COUNT - 1));
+  EACH(ncclBroadcast(in[r], out[r], COUNT, INT, N - 1, comm[r], stream[r]));
+  for (int d = 0; d < N; d++) TRUE(fetch(d)[COUNT - 1] == value(N - 1, COUNT - 1));
   EACH(ncclBcast(out[r], 1, INT, 0, comm[r], stream[r]));
   EACH(ncclReduce(in[r], out[r], COUNT, INT, 2, 0, comm[r], stream[r]));
   TRUE(fetch(0)[5] == value(N - 1, 5));
@@ -182,7 +185,7 @@ static void operations(ncclComm_t *comm) {
   EACH(ncclAllReduce(in[r], out[r], COUNT, INT, op[r], comm[r], stream[r]));
   sum = 0;
   for (int r = 0; r < N; r++) sum += value(r, 0) * value(r, 9);
-  TRUE(fetch(2)[9] == sum);
+  TRUE(fetch(N - 1)[9] == sum);
 }
 
 static void arguments(ncclComm_t *comm) {
@@ -197,9 +200,9 @@ static void arguments(ncclComm_t *comm) {
   EXPECT(ARGUMENT, ncclGroupEnd());
   EXPECT(USAGE, ncclDevCommCreate(comm[0], NULL, NULL));
   TRUE(strstr(ncclGetLastError(NULL), "ncclDevCommCreate"));
-  ncclTeam_t world = ncclTeamWorld(comm[2]), rail = ncclTeamRail(comm[2]);
-  TRUE(world.nRanks == N && world.rank == 2 && world.stride == 1 && rail.nRanks == 1);
-  TRUE(ncclTeamRankToWorld(comm[2], world, 3) == 3);
+  ncclTeam_t world = ncclTeamWorld(comm[1]), rail = ncclTeamRail(comm[1]);
+  TRUE(world.nRanks == N && world.rank == 1 && world.stride == 1 && rail.nRanks == 1);
+  TRUE(ncclTeamRankToWorld(comm[1], world, N - 1) == N - 1);
   struct { size_t size; unsigned magic, version; float time; } info = {24, 0x74685ff7, 22809, 0};
   CHECK(ncclGroupStart());
   CHECK(ncclAllReduce(in[0], out[0], COUNT, INT, 0, comm[0], stream[0]));
@@ -274,26 +277,29 @@ static void parts(ncclComm_t *comm) {
   ncclComm_t part[N];
   int count, rank;
   CHECK(ncclGroupStart());
-  for (int r = 0; r < N; r++) CHECK(ncclCommSplit(comm[r], r == 3 ? -1 : 0, -r, &part[r], NULL));
+  for (int r = 0; r < N; r++) CHECK(ncclCommSplit(comm[r], r == N - 1 ? -1 : 0, -r, &part[r], NULL));
   CHECK(ncclGroupEnd());
-  TRUE(part[3] == NULL);
+  TRUE(part[N - 1] == NULL);
   CHECK(ncclCommCount(part[0], &count));
   CHECK(ncclCommUserRank(part[0], &rank));
-  TRUE(count == 3 && rank == 2);
+  TRUE(count == N - 1 && rank == N - 2);
   fill(COUNT);
   CHECK(ncclGroupStart());
-  for (int r = 0; r < 3; r++) CHECK(ncclAllReduce(in[r], out[r], COUNT, INT, 0, part[r], stream[r]));
+  for (int r = 0; r < N - 1; r++) CHECK(ncclAllReduce(in[r], out[r], COUNT, INT, 0, part[r], stream[r]));
   CHECK(ncclGroupEnd());
-  TRUE(fetch(1)[4] == value(0, 4) + value(1, 4) + value(2, 4));
+  int sum = 0;
+  for (int r = 0; r < N - 1; r++) sum += value(r, 4);
+  TRUE(fetch(0)[4] == sum);
   int gone = 1;
   ncclComm_t left[N];
   CHECK(ncclGroupStart());
   for (int r = 0; r < N; r++) if (r != gone) CHECK(ncclCommShrink(comm[r], &gone, 1, &left[r], NULL, 0));
   CHECK(ncclGroupEnd());
-  CHECK(ncclCommCount(left[3], &count));
-  CHECK(ncclCommUserRank(left[3], &rank));
-  TRUE(count == 3 && rank == 2);
-  for (int r = 0; r < N; r++) { if (r != gone) CHECK(ncclCommDestroy(left[r])); if (r < 3) CHECK(ncclCommDestroy(part[r])); }
+  int last = N == 2 ? 0 : N - 1;
+  CHECK(ncclCommCount(left[last], &count));
+  CHECK(ncclCommUserRank(left[last], &rank));
+  TRUE(count == N - 1 && rank == N - 2);
+  for (int r = 0; r < N; r++) { if (r != gone) CHECK(ncclCommDestroy(left[r])); if (r < N - 1) CHECK(ncclCommDestroy(part[r])); }
 }
 
 static void trouble(void) {
@@ -301,7 +307,7 @@ static void trouble(void) {
   int state = 0;
   CHECK(ncclCommInitAll(comm, N, NULL));
   CHECK(ncclGroupStart());
-  for (int r = 0; r < N; r++) CHECK(ncclAllReduce(in[r], out[r], r == 2 ? 5 : COUNT, INT, 0, comm[r], stream[r]));
+  for (int r = 0; r < N; r++) CHECK(ncclAllReduce(in[r], out[r], r == N - 1 ? 5 : COUNT, INT, 0, comm[r], stream[r]));
   CHECK(ncclGroupEnd());
   for (int r = 0; r < N; r++) {
     fetch(r);  /* the stream goes on */

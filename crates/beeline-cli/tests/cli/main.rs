@@ -1,6 +1,7 @@
 //! The built command, run as people and programs run it.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 
+mod bench;
 mod copy;
 mod doctor;
 mod explain;

@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use super::support::{Run, beeline, command, folder, model};
 
-const COMMANDS: [&str; 11] = [
+const COMMANDS: [&str; 12] = [
     "load",
     "copy",
     "explain",
@@ -13,6 +13,7 @@ const COMMANDS: [&str; 11] = [
     "doctor",
     "topo",
     "rdma",
+    "bench",
     "cufile",
     "gdsio",
     "completions",

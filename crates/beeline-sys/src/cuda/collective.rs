@@ -356,7 +356,7 @@ impl Stream {
             context.check("cuLaunchKernel", result, || format!("collective, {shape:?}"))
         };
         if held.is_empty() {
-            let _current = self.context().enter()?;
+            let _current = self.context().enter_for_launch()?;
             return launch(self.context(), self.raw());
         }
         let held = held.iter().map(|memory| Held::Device(Arc::clone(memory)));

@@ -407,6 +407,14 @@ impl Context {
         room
     }
 
+    /// [`Self::enter`] for a call that a capture allows, where every hundred nanoseconds count.
+    pub(super) fn enter_for_launch(&self) -> Result<Current<'_>, Error> {
+        // SAFETY: `raw` is a context that this value retains.
+        let result = unsafe { (self.table().cuCtxPushCurrent)(self.raw) };
+        self.check("cuCtxPushCurrent", result, || format!("device {}", self.device.raw))?;
+        Ok(Current { table: self.table(), mode: None, _of_this_thread: PhantomData })
+    }
+
     /// Makes the context current for the calling thread until the guard is dropped.
     pub(super) fn enter(&self) -> Result<Current<'_>, Error> {
         // SAFETY: `raw` is a context that this value retains.
