@@ -111,7 +111,10 @@ impl Job<'_> {
                 RedOp::MAX => column.reduce(|a, b| if a.is_nan() || a.below(b) { b } else { a }),
                 RedOp::MIN => column.reduce(|a, b| if a.is_nan() || b.below(a) { b } else { a }),
                 RedOp::PRE_MUL_SUM => {
-                    let scaled = |(rank, value): (usize, A)| value.mul(T::widen(job.factor(rank)));
+                    // As if each rank had multiplied its own input first: rounded to the type.
+                    let scaled = |(rank, value): (usize, A)| {
+                        T::widen(T::narrow(value.mul(T::widen(job.factor(rank)))))
+                    };
                     column.enumerate().map(scaled).reduce(A::add)
                 }
                 RedOp::AVG => column.reduce(A::add).map(|sum| sum.divide(job.ranks)),
@@ -310,6 +313,22 @@ mod tests {
                 assert_eq!(found, expected.to_le_bytes(), "{ranks} {start}");
             }
         }
+    }
+
+    /// Three times 1.0078125 has no bf16.
+    #[test]
+    fn a_product_is_rounded_before_it_is_added() {
+        type Bf16 = Narrow<8, 7, true, false>;
+        let code = |value: f32| Bf16::encode(value).to_le_bytes();
+        let factor = |value: f32| {
+            let [low, high] = code(value);
+            [low, high, 0, 0, 0, 0, 0, 0]
+        };
+        let (a, b) = (code(1.007_812_5), code(256.0));
+        let sum = run(DataType::BF16, RedOp::PRE_MUL_SUM, &[&a, &b], &[factor(3.0), factor(1.0)]);
+        let product = Bf16::decode(Bf16::encode(1.007_812_5 * 3.0));
+        assert_ne!(product, 1.007_812_5 * 3.0);
+        assert_eq!(sum, code(product + 256.0));
     }
 
     #[test]

@@ -8,6 +8,8 @@
 //! - `avg` divides the sum: floats by the number of ranks in the accumulator's type, integers towards
 //!   zero. (NCCL's rings multiply every input by `1/n` in the element's type first, so the last bit of
 //!   an average of 16-bit floats can differ for `n` that is no power of two.)
+//! - A pre-multiplied sum rounds every product to the element's type, as if each rank had multiplied its
+//!   own input before, and then is a sum.
 //! - `min` and `max` of floats leave NaN out unless every input is NaN, as `fminf` does.
 //! - `bool` is a byte: `sum` and `max` are "or", `prod` and `min` are "and", `avg` is refused.
 

@@ -218,6 +218,26 @@ fn sends_and_receives() {
     }
 }
 
+/// One after the other, outside of any group.
+#[test]
+fn many_sends_in_a_row() {
+    let job = Job::new(2);
+    let buffers: Vec<_> = job.comms.iter().map(|comm| comm.gpu().alloc(4096).unwrap()).collect();
+    put(&buffers[0], 0, &noise(4096, 5), &job.streams[0]);
+    for turn in 0..400 {
+        let len = 1 + turn % 4096;
+        for (rank, kind) in [(0, Collective::Send), (1, Collective::Recv)] {
+            let place = Place::Buffer(buffers[rank].clone(), 0);
+            let (input, output) =
+                if rank == 0 { (place, Place::None) } else { (Place::None, place) };
+            let call = Call::new(kind, len, DataType::U8).root(1 - rank as u32);
+            job.comms[rank].call(call, input, output, None, &job.streams[rank]).unwrap();
+        }
+    }
+    job.finish();
+    assert!(get(&buffers[1], 0, 400, &job.streams[1]) == noise(4096, 5)[..400]);
+}
+
 #[test]
 fn all_to_all_with_counts() {
     let job = Job::new(3);

@@ -213,7 +213,8 @@ impl Shared {
         Err(wait.mismatch(mine, transfer.peer, Some(theirs)))
     }
 
-    /// Whether nothing more is to be done: a send is over when its last chunk was taken.
+    /// Whether nothing more is to be done. A send is over once its last chunk was taken, not when it was put: only then
+    /// has the receiver seen this offer, which the next send to it replaces.
     fn is_over(&self, transfer: &Active<'_>) -> bool {
         let (me, peer) = (self.rank, transfer.peer);
         let taken = || self.load(peer, link(me, RECV + 24)) == self.load(me, link(peer, SEND + 24));
