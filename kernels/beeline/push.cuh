@@ -1,4 +1,4 @@
-// Throughput: half of a block's threads store chunks into the peers' windows, the other half takes what
+// Throughput: some of a block's threads store chunks into the peers' windows, the others take what
 // the peers have stored there. A chunk is behind a flag, a flag behind a fence; a ring of slots per pair
 // and block bounds what is under way. Block b deals with block b of every peer only.
 #pragma once
@@ -8,12 +8,12 @@
 
 // The sending half works in groups that take turns: while one waits at its fence, the other fills the link.
 #ifndef BEELINE_GROUPS
-#define BEELINE_GROUPS 1
+#define BEELINE_GROUPS 2
 #endif
 constexpr u32 GROUPS = BEELINE_GROUPS;
 // Senders are few: what they have under way stands in the way of the takers' own accesses on the same processor.
 #ifndef BEELINE_SENDERS
-#define BEELINE_SENDERS 512
+#define BEELINE_SENDERS 128
 #endif
 #ifndef BEELINE_UNROLL
 #define BEELINE_UNROLL 4
