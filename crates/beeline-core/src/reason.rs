@@ -105,6 +105,7 @@ codes! {
     NoGpuLink = "no-gpu-link", "the GPUs have no link of their own", "";
     PathUnknown = "path-unknown", "the facts do not show the way between them", "lspci -vvv as root, or nvidia-smi topo -m";
     ProbeTransfer = "probe-transfer", "a transfer over the path hung, failed or brought other bytes", "keep traffic off the path; look for address translation and redirecting ports";
+    GidUnusable = "gid-unusable", "the entry of the GID table cannot be used", "";
     PagesNotPinnable = "pages-not-pinnable", "the memory has no pages that a NIC's driver could hold", "register its dma-buf, or the device pointer";
     OnDemandUnsupported = "on-demand-unsupported", "the NIC has no on-demand regions", "";
     OnDemandOffset = "on-demand-offset", "soft RoCE puts each packet of an on-demand region at the start of its page", "path MTU 4096 and memory that starts on a page, or register it pinned";

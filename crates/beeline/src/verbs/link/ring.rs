@@ -252,7 +252,7 @@ mod tests {
             (CAPACITY + 8, word(0, 8)),
             (16, word(0, 9)),
             (16, word(0, MESSAGE_MAX as u64 + 1)),
-            (16, word(3, 8)),
+            (16, word(5, 8)),
             (16, word(SKIP, 0)),
             (8, word(0, 0xffff_ffff)),
         ];
