@@ -124,9 +124,8 @@ mod tests {
     }
 
     fn nic(state: &str, layer: &str, gids: &[(u16, GidClass, GidVersion, &str)]) -> Nic {
-        let mut port = Port::default();
-        port.state = Some(fact(state.into()));
-        port.link_layer = Some(fact(layer.into()));
+        let (state, link_layer) = (Some(fact(state.into())), Some(fact(layer.into())));
+        let mut port = Port { state, link_layer, ..Port::default() };
         for (index, class, version, gid) in gids {
             let gid = Gid { class: *class, version: *version, gid: (*gid).into() };
             port.gids.insert(*index, fact(gid));
