@@ -113,6 +113,7 @@ codes! {
     PredictedFastest = "predicted-fastest", "it is predicted to take the least time", "";
     PredictedSlower = "predicted-slower", "it is predicted to take longer", "";
     AlgorithmUnsuited = "algorithm-unsuited", "the algorithm does not do this call", "";
+    GidUnusable = "gid-unusable", "the entry of the GID table cannot be used", "";
     PagesNotPinnable = "pages-not-pinnable", "the memory has no pages that a NIC's driver could hold", "register its dma-buf, or the device pointer";
     OnDemandUnsupported = "on-demand-unsupported", "the NIC has no on-demand regions", "";
     OnDemandOffset = "on-demand-offset", "soft RoCE puts each packet of an on-demand region at the start of its page", "path MTU 4096 and memory that starts on a page, or register it pinned";

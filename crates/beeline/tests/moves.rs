@@ -137,11 +137,15 @@ fn importers_of_a_dma_buf_survive_every_move() {
         let handles: Vec<_> = (0_u64..)
             .zip(&importers)
             .map(|(number, importer)| {
-                let (moved, total) = (&moved, &total);
+                let (moved, total, stop) = (&moved, &total, &stop);
                 scope.spawn(move || {
                     let mut turn = 0_u64;
                     let mut read = vec![0; BLOCK as usize];
                     while moved.load(Ordering::Relaxed) < wanted || turn < 100 {
+                        // Another importer failed: there are no more moves to wait for.
+                        if stop.load(Ordering::Relaxed) {
+                            return;
+                        }
                         turn += 1;
                         // Places of its own: two importers never write the same block.
                         let at = START + (2 * (turn % (BLOCKS / 2 - 1)) + number) * BLOCK;

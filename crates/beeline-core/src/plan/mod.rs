@@ -4,10 +4,12 @@
 //! `explain` command and the error of a `Require` request all read the same [`Plan`].
 
 mod device;
+mod port;
 mod register;
 mod storage;
 
 pub use device::{DeviceRoute, End, device};
+pub use port::{PortChoice, PortRefused, ports};
 pub use register::{Importer, Pages, RegisterRoute, Wanted, register};
 pub use storage::{
     ChunkRoute, DeviceFacts, DirectIo, FileFacts, FileKind, HostFacts, IoUring, Operation,

@@ -36,7 +36,10 @@ struct Side {
 
 impl Side {
     fn new(nic: &Nic, profile: Profile, dynamic: bool) -> Self {
-        let gpu = gpu(profile);
+        Self::on(nic, gpu(profile), dynamic)
+    }
+
+    fn on(nic: &Nic, gpu: Gpu, dynamic: bool) -> Self {
         let context = nic.open();
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(1024).unwrap();
@@ -196,6 +199,56 @@ fn lists_of_host_and_device_memory_are_gathered_in_order() {
         let mut bytes = vec![0; 70_000];
         host.read(0, &mut bytes).unwrap();
         assert!(a.get(0, 70_000) == expected[..70_000] && bytes == expected[70_000..]);
+    }
+}
+
+/// Lets the NIC at `to` read the region of `from` where it lies, as after an import of it.
+fn lend((from, side): (&Nic, &Side), to: &Nic, number: u64) {
+    let number = 1 << 63 | number;
+    let (Nic::Soft(from), Nic::Soft(to)) = (from, to);
+    let lkey = side.mr.lkey();
+    from.soft.shared.with(|core| {
+        let region = *core.regions.get(&lkey).unwrap();
+        core.memories.lend(region, number);
+    });
+    to.soft.shared.with(|core| core.memories.borrow(number, side.buffer.clone()));
+}
+
+#[test]
+fn memory_that_the_peer_has_mapped_goes_from_gpu_to_gpu() {
+    let one = gpu(Profile::Plain);
+    // The same GPU at both ends, and another one, which the mapping is not for.
+    for other in [one.clone(), gpu(Profile::Plain)] {
+        let (nic_a, nic_b) = nics(true);
+        let sides = (Side::on(&nic_a, one.clone(), false), Side::on(&nic_b, other, false));
+        let (a, b) = connected(sides.0, sides.1);
+        lend((&nic_a, &a), &nic_b, 1);
+        lend((&nic_b, &b), &nic_a, 1);
+        everything(&a, &b);
+        everything(&b, &a);
+    }
+}
+
+#[test]
+fn host_memory_takes_what_lies_on_a_gpu_of_the_peer() {
+    let (nic_a, nic_b) = nics(true);
+    let (a, b) = connected(
+        Side::new(&nic_a, Profile::Plain, false),
+        Side::new(&nic_b, Profile::Plain, false),
+    );
+    lend((&nic_a, &a), &nic_b, 1);
+    let host = Arc::new(HostMem::shareable(6 << 20).unwrap());
+    let target = b.pd.reg_mr(Arc::clone(&host), Access::ALL).unwrap();
+    for (seed, len) in [(1, 600_u32), (2, 70_001), (3, 5 << 20)] {
+        let data = pattern(len as usize, seed);
+        a.put(0, &data);
+        host.fill(0, 6 << 20, 0).unwrap();
+        a.post(1, SendOp::Write { remote: target.remote_at(3), imm: None }, 0, len);
+        assert_eq!(a.done().status, Status::Success);
+        let mut bytes = vec![9; len as usize + 4];
+        host.read(0, &mut bytes).unwrap();
+        assert!(bytes[3..len as usize + 3] == data && bytes[..3] == [0; 3], "{len}");
+        assert_eq!(bytes.last(), Some(&0));
     }
 }
 

@@ -256,6 +256,23 @@ impl Memories {
         self.regions.remove(&region);
     }
 
+    /// As if the peer had mapped a region on a GPU.
+    #[cfg(test)]
+    pub(super) fn lend(&mut self, region: RegionId, number: u64) {
+        self.given.insert(region, (number, 0));
+        if let Some(peer) = &self.peer {
+            lock(peer).is_mapped(number);
+        }
+    }
+
+    /// As if a region of the peer's GPU had been mapped here.
+    #[cfg(test)]
+    pub(super) fn borrow(&mut self, number: u64, buffer: crate::gpu::Buffer) {
+        if let Some(peer) = &self.peer {
+            lock(peer).insert(number, buffer);
+        }
+    }
+
     pub(super) fn get(&self, region: RegionId) -> Option<&Memory> {
         self.regions.get(&region)
     }

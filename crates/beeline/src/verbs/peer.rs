@@ -167,6 +167,11 @@ impl Peer {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn insert(&mut self, number: u64, buffer: Buffer) {
+        self.taken.insert(number, Arc::new(PeerRegion::Gpu(buffer)));
+    }
+
     /// The peer has mapped a region on a GPU.
     pub(super) fn is_mapped(&mut self, number: u64) {
         if self.ready.len() < 2 * REGIONS_MAX {
