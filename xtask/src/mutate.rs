@@ -78,6 +78,18 @@ fn copy_tree(root: &Path) -> Result<PathBuf, String> {
     for part in COPIED {
         let from = root.join(part);
         if from.exists() {
+            // What was there before may have files that the tree no longer has.
+            let old = copy.join(part);
+            let removed = if old.is_dir() {
+                std::fs::remove_dir_all(&old)
+            } else {
+                std::fs::remove_file(&old)
+            };
+            if let Err(error) = removed
+                && error.kind() != std::io::ErrorKind::NotFound
+            {
+                return Err(format!("{}: {error}", old.display()));
+            }
             // New times, so that nothing built from an earlier mutation passes for fresh.
             output(Command::new("cp").arg("-r").arg(from).arg(&copy))?;
         }

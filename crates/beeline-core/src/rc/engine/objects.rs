@@ -44,12 +44,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes every right from a region at once; see [`MrTable::revoke`].
+    /// Takes every right from a region at once; see [`revoke`](crate::mr::MrTable::revoke).
     pub fn revoke(&mut self, lkey: Lkey) -> Option<u32> {
         self.shared.mrs.revoke(lkey)
     }
 
-    /// Accesses of a region under way; see [`MrTable::in_flight`].
+    /// Accesses of a region under way; see [`in_flight`](crate::mr::MrTable::in_flight).
     pub fn in_flight(&self, lkey: Lkey) -> Option<u32> {
         self.shared.mrs.in_flight(lkey)
     }
@@ -98,7 +98,7 @@ impl Engine {
         Ok(SrqId(id))
     }
 
-    /// Asks for one [`Event::SrqLimit`] when fewer than `limit` receives are left.
+    /// Asks for one [`Event::SrqLimit`](super::Event::SrqLimit) when fewer than `limit` receives are left.
     pub fn arm_srq(&mut self, srq: SrqId, limit: u32) -> Result<(), PostError> {
         self.shared.srqs.get_mut(&srq.0).ok_or(PostError::Unknown)?.limit = limit;
         Ok(())

@@ -123,9 +123,9 @@ impl Context {
     pub fn resolved(&self) -> Resolved {
         let shared = &self.soft.shared;
         let why = match (shared.kind, shared.strength) {
-            (LinkKind::Local | LinkKind::Pair, _) => Code::SharedMemory,
-            (LinkKind::Raw | LinkKind::Udp, Strength::Full) => Code::IcrcFull,
-            (LinkKind::Raw | LinkKind::Udp, Strength::Half) => Code::IcrcHalf,
+            (LinkKind::Local, _) => Code::SharedMemory,
+            (_, Strength::Full) => Code::IcrcFull,
+            (_, Strength::Half) => Code::IcrcHalf,
         };
         Resolved { link: shared.kind, check: shared.strength, why }
     }

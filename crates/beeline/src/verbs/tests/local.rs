@@ -6,7 +6,8 @@ use super::*;
 fn two_processes_that_share_memory() {
     for shareable in [[true, true], [true, false], [false, true], [false, false]] {
         let (a, b) = local_sides(8 << 20, shareable);
-        assert_eq!(a.context.resolved().link, LinkKind::Local);
+        let resolved = a.context.resolved();
+        assert_eq!((resolved.link, resolved.why.as_str()), (LinkKind::Local, "shared-memory"));
         everything_works_between(&a, &b);
         everything_works_between(&b, &a);
     }

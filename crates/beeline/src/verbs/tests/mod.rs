@@ -154,7 +154,8 @@ fn everything_works_between(a: &Side, b: &Side) {
 #[test]
 fn two_nics_joined_in_memory() {
     let (a, b) = Nic::pair(SoftOptions::new(address()), SoftOptions::new(address())).unwrap();
-    assert_eq!(a.open().resolved().link, LinkKind::Pair);
+    let resolved = a.open().resolved();
+    assert_eq!((resolved.link, resolved.why.as_str()), (LinkKind::Pair, "icrc-full"));
     everything_works(&a, &b);
 }
 

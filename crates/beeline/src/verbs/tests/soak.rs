@@ -61,7 +61,7 @@ fn bad_local() -> (Nic, Nic) {
 
 /// More than the usual number where `BEELINE_SOAK` says so.
 fn messages() -> u64 {
-    std::env::var("BEELINE_SOAK").ok().and_then(|text| text.parse().ok()).unwrap_or(400)
+    std::env::var("BEELINE_SOAK").ok().and_then(|text| text.parse().ok()).unwrap_or(120)
 }
 
 #[test]
