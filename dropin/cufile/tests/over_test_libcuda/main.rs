@@ -3,4 +3,6 @@
 
 mod abi;
 mod calls;
+mod cases;
+mod commands;
 mod tools;
