@@ -64,7 +64,8 @@ thread_local! {
 }
 static NEXT_HINT: AtomicUsize = AtomicUsize::new(0);
 
-fn hint() -> usize {
+/// A number of the calling thread's, by turns.
+pub(super) fn hint() -> usize {
     if HINT.get() == usize::MAX {
         HINT.set(NEXT_HINT.fetch_add(1, Ordering::Relaxed));
     }

@@ -91,7 +91,7 @@ pub(super) fn read(
     };
     let share = Share {
         handle: Arc::clone(handle),
-        lanes: Arc::clone(lanes),
+        lanes: Arc::clone(&**lanes),
         way,
         to: target.device_ptr(),
         at,

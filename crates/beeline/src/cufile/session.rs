@@ -17,6 +17,7 @@ use super::lanes::AllLanes;
 use super::mover::{self, Means};
 use super::options::{self, Options};
 use super::ordered::Ordered;
+use super::sharded::{Local, Sharded};
 use super::stats::{Op, Stats};
 use super::status::{Failure, OpError, Outcome};
 use crate::config::CufileConfig;
@@ -39,8 +40,8 @@ pub(super) struct Session {
     lanes: Arc<AllLanes>,
     stats: Arc<Stats>,
     crew: Arc<Crew>,
-    handles: RwLock<HashMap<usize, Arc<Handle>>>,
-    buffers: RwLock<Buffers>,
+    handles: Sharded<HashMap<usize, Local<Handle>>>,
+    buffers: Sharded<Buffers>,
     batches: RwLock<HashMap<usize, Arc<Batch>>>,
     streams: Mutex<HashMap<usize, u32>>,
     /// Bytes by route of files that are not registered any more.
@@ -96,8 +97,8 @@ impl Session {
             cuda,
             lanes,
             stats,
-            handles: RwLock::default(),
-            buffers: RwLock::default(),
+            handles: Sharded::default(),
+            buffers: Sharded::default(),
             batches: RwLock::default(),
             streams: Mutex::default(),
             past: Routes::default(),
@@ -118,18 +119,23 @@ impl Session {
         let made = Handle::new(fd);
         self.stats.count(Op::HANDLE_REGISTER, made.is_ok());
         let made = made?;
-        let mut handles = write_lock(&self.handles);
-        // A number that was closed meanwhile and stands for another file now is free again.
-        let known = handles.values().find(|handle| handle.number == fd && handle.is_current());
-        if let Some(known) = known {
-            let path = known.file.path().display();
-            let text = format!("descriptor {fd} ({path}) is registered already");
-            return Err(Failure::new(OpError::HANDLE_ALREADY_REGISTERED, text));
-        }
-        if handles.len() >= HANDLES_MAX {
-            return Err(Failure::value(format!("{HANDLES_MAX} files are registered already")));
-        }
-        let id = self.number(HANDLE_BASE);
+        let (id, made) = (self.number(HANDLE_BASE), Arc::new(made));
+        let free = |handles: &HashMap<usize, Local<Handle>>| {
+            // A number that was closed meanwhile and stands for another file now is free again.
+            let known = handles.values().find(|handle| handle.number == fd && handle.is_current());
+            if let Some(known) = known {
+                let path = known.file.path().display();
+                let text = format!("descriptor {fd} ({path}) is registered already");
+                return Err(Failure::new(OpError::HANDLE_ALREADY_REGISTERED, text));
+            }
+            if handles.len() >= HANDLES_MAX {
+                return Err(Failure::value(format!("{HANDLES_MAX} files are registered already")));
+            }
+            Ok(())
+        };
+        self.handles.write(free, |handles| {
+            handles.insert(id, Arc::new(Arc::clone(&made)));
+        })?;
         let facts = made.file.facts();
         tracing::info!(
             path = %made.file.path().display(),
@@ -138,12 +144,11 @@ impl Session {
             "registered; routes: {}",
             routes_of(&made)
         );
-        handles.insert(id, Arc::new(made));
         Ok(id)
     }
 
     pub(super) fn deregister_handle(&self, id: usize) {
-        let gone = write_lock(&self.handles).remove(&id);
+        let gone = self.handles.change(|handles| handles.remove(&id));
         self.stats.count(Op::HANDLE_DEREGISTER, gone.is_some());
         if let Some(handle) = gone {
             self.past.add(&handle.routes);
@@ -159,8 +164,8 @@ impl Session {
         }
     }
 
-    fn handle(&self, id: usize) -> Outcome<Arc<Handle>> {
-        let found = read_lock(&self.handles).get(&id).cloned();
+    fn handle(&self, id: usize) -> Outcome<Local<Handle>> {
+        let found = self.handles.read(|handles| handles.get(&id).cloned());
         found.ok_or_else(|| {
             Failure::new(OpError::HANDLE_NOT_REGISTERED, format!("{id:#x} is no registered file"))
         })
@@ -170,9 +175,11 @@ impl Session {
     pub(super) fn routes(&self) -> [(&'static str, u64); 4] {
         let sums = Routes::default();
         sums.add(&self.past);
-        for handle in read_lock(&self.handles).values() {
-            sums.add(&handle.routes);
-        }
+        self.handles.read(|handles| {
+            for handle in handles.values() {
+                sums.add(&handle.routes);
+            }
+        });
         sums.named()
     }
 
@@ -203,14 +210,16 @@ impl Session {
         {
             gpu.registered(true, len);
         }
-        write_lock(&self.buffers).insert(address, len, place)
+        let free = |buffers: &Buffers| buffers.check_free(address);
+        self.buffers.write(free, |buffers| buffers.insert(address, len, &place))
     }
 
     pub(super) fn deregister_buffer(&self, address: u64) -> Outcome<()> {
         let outcome = if address == 0 {
             Err(Failure::value("the buffer is a null pointer"))
         } else {
-            write_lock(&self.buffers).remove(address)
+            let known = |buffers: &Buffers| buffers.check_known(address);
+            self.buffers.write(known, |buffers| buffers.remove(address))
         };
         self.stats.count(Op::BUF_DEREGISTER, outcome.is_ok());
         outcome
@@ -229,7 +238,7 @@ impl Session {
             return Err(Failure::new(OpError::CUDA_POINTER_RANGE_ERROR, text));
         }
         // A range registered as host memory may hold anything by now: what the driver knows wins.
-        let registered = read_lock(&self.buffers).find(address, offset, len)?;
+        let registered = self.buffers.read(|buffers| buffers.find(address, offset, len))?;
         if let Some(place @ Place::Device(_)) = registered {
             return Ok(Target { ptr, offset, place });
         }
@@ -524,8 +533,14 @@ impl Session {
         for (_, batch) in write_lock(&self.batches).drain() {
             batch.cancel();
         }
-        write_lock(&self.handles).clear();
-        write_lock(&self.buffers).clear();
+        self.handles.change(|handles| {
+            handles.clear();
+            None::<()>
+        });
+        self.buffers.change(|buffers| {
+            buffers.clear();
+            None::<()>
+        });
         lock(&self.streams).clear();
     }
 }
