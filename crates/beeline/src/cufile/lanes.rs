@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use beeline_core::addr::DevicePtr;
 use beeline_sys::cuda::{Context, Entered, Error as CudaError, Lane, Mark, Marking, Owner};
 
+use super::ordered::Ordered;
 use super::status::{Failure, Outcome};
 use crate::config::{Config, CufileConfig, Waiting};
 use crate::gpu::{DeviceId, Gpu};
@@ -348,6 +349,8 @@ impl Drop for InUse<'_> {
 #[derive(Default)]
 pub(super) struct AllLanes {
     known: Mutex<Vec<Arc<Lanes>>>,
+    /// Made when first needed.
+    pub(super) gates: Mutex<Option<Arc<Ordered>>>,
 }
 
 /// Most contexts that keep lanes.

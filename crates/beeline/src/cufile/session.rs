@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
 use beeline_core::plan::Operation;
@@ -47,8 +47,6 @@ pub(super) struct Session {
     /// Bytes by route of files that are not registered any more.
     past: Routes,
     next: AtomicUsize,
-    ordered: OnceLock<Arc<Ordered>>,
-    making: Mutex<()>,
     stall: Duration,
 }
 
@@ -103,8 +101,6 @@ impl Session {
             streams: Mutex::default(),
             past: Routes::default(),
             next: AtomicUsize::new(1),
-            ordered: OnceLock::new(),
-            making: Mutex::default(),
             stall: crate::config::Config::from_env().stall_timeout,
         }
     }
@@ -507,16 +503,13 @@ impl Session {
             work();
             return Ok(());
         }
-        self.ordered(driver, ptr)?.queue(stream, work)
+        self.ordered(driver, ptr)?.queue(stream, &self.crew, work)
     }
 
     fn ordered(&self, driver: &Arc<Driver>, ptr: UserPtr) -> Outcome<Arc<Ordered>> {
-        if let Some(ordered) = self.ordered.get() {
-            return Ok(Arc::clone(ordered));
-        }
-        let _one = lock(&self.making);
-        if let Some(ordered) = self.ordered.get() {
-            return Ok(Arc::clone(ordered));
+        let mut gates = lock(&self.lanes.gates);
+        if let Some(gates) = &*gates {
+            return Ok(Arc::clone(gates));
         }
         // Pinned memory is for every context; it only has to be pinned through some device in use.
         let gpu = match (self.lanes.any(), self.target(ptr, 0, 0)) {
@@ -524,8 +517,8 @@ impl Session {
             (None, Ok(Target { place: Place::Device(lanes), .. })) => lanes.gpu().clone(),
             _ => Gpu::open(&DeviceId::Cuda(0))?,
         };
-        let made = Ordered::new(&gpu, driver, &self.crew, self.stall)?;
-        Ok(Arc::clone(self.ordered.get_or_init(|| made)))
+        let made = Ordered::new(&gpu, driver, self.stall)?;
+        Ok(Arc::clone(gates.insert(made)))
     }
 
     /// Ends what can be ended without waiting.
