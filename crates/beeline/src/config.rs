@@ -140,7 +140,7 @@ impl CudaConfig {
 /// How a thread waits for a copy of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Waiting {
-    /// It asks the driver for the stream: measured the fastest, alone and beside others.
+    /// It asks the driver for the stream: as fast as an event on an H200, with fewer calls.
     #[default]
     Driver,
     /// It looks at a word of memory that the stream writes.
