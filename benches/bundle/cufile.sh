@@ -102,7 +102,7 @@ bench() {
         [ -n "$nvidia" ] && pass "$nvidia" nvidia "$number" A=1
         pass "$ours" beeline "$number" A=1
         pass "$ours" beeline-event "$number" BEELINE_CUFILE_WAIT=event
-        pass "$ours" beeline-driver "$number" BEELINE_CUFILE_WAIT=driver
+        pass "$ours" beeline-word "$number" BEELINE_CUFILE_WAIT=word
     done
     [ -n "$nvidia" ] && pass "$nvidia" nvidia last A=1
     pass plain plain-driver 1 A=1
@@ -119,7 +119,7 @@ bench() {
             timeout -k 5 60 python3 cufile_clients.py kvikio-bench "$folder" "$seconds" kvikio-posix >>"$rows" 2>"$out/kvikio-bench.err" || tail -3 "$out/kvikio-bench.err"
     fi
     note "tables"
-    python3 cufile_table.py "$rows" nvidia beeline beeline-event beeline-driver plain-driver plain-word kvikio-posix
+    python3 cufile_table.py "$rows" nvidia beeline beeline-event beeline-word plain-driver plain-word kvikio-posix
     python3 cufile_table.py "$rows" kvikio-posix beeline | tail -28
     note "rows"
     cat "$rows"

@@ -55,7 +55,7 @@ Environment (flags win):
   BEELINE_IO_URING       0 forbids io_uring
   BEELINE_LOG            messages of the drop-in libcufile: error, warn, info, debug
   BEELINE_CUFILE_STATS   folder where it leaves statistics for `beeline cufile stats`
-  BEELINE_CUFILE_WAIT    how it waits for copies: auto, word, event, driver
+  BEELINE_CUFILE_WAIT    how it waits for copies: driver, word, event
   BEELINE_CUFILE_VERSION version it reports, as 1200
   BEELINE_SIM_DEVICES    number of simulated devices (1)
   BEELINE_SIM_MEMORY     memory of each simulated device (16G)

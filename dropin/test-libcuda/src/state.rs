@@ -46,6 +46,8 @@ pub(crate) struct Objects {
     pub(crate) host: BTreeMap<u64, PinnedMem>,
     pub(crate) streams: HashMap<u64, (usize, Arc<Stream>)>,
     pub(crate) events: HashMap<u64, (usize, Option<Event>)>,
+    /// What `cuStreamQuery` waits to see, by stream.
+    pub(crate) asked: HashMap<u64, Event>,
     pub(crate) modules: HashMap<u64, Vec<String>>,
     pub(crate) functions: HashMap<u64, String>,
     pub(crate) physical: HashMap<u64, Physical>,

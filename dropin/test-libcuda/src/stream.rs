@@ -30,13 +30,18 @@ export! {
     fn cuStreamQuery(stream: u64) {
         let driver = driver()?;
         driver.current_unsafe()?;
-        let (index, stream) = driver.queue(stream)?;
-        let done = stream.record().and_then(|event| event.is_done());
-        match done.map_err(|error| driver.code(index, &error)) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(Cu::NOT_READY),
-            Err(code) => Err(code),
+        let (index, queue) = driver.queue(stream)?;
+        // One event at a time: a caller that asks again and again must not fill the queue.
+        let asked = driver.objects().asked.remove(&stream);
+        let event = match asked {
+            Some(event) if !event.is_done().map_err(|e| driver.code(index, &e))? => event,
+            _ => queue.record().map_err(|error| driver.code(index, &error))?,
+        };
+        if event.is_done().map_err(|error| driver.code(index, &error))? {
+            return Ok(());
         }
+        driver.objects().asked.insert(stream, event);
+        Err(Cu::NOT_READY)
     }
 
     fn cuStreamSynchronize(stream: u64) {
@@ -68,6 +73,7 @@ export! {
     }
 
     fn cuStreamDestroy_v2(stream: u64) {
+        driver()?.objects().asked.remove(&stream);
         driver()?.objects().streams.remove(&stream).map(drop).ok_or(Cu::INVALID_HANDLE)
     }
 

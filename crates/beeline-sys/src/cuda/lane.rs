@@ -37,38 +37,6 @@ pub struct Mark {
     marking: Marking,
 }
 
-/// A stream that several lanes of a context send large copies through: one copy engine that serves one
-/// stream does not lose the time it takes to change between streams.
-pub struct Bulk {
-    context: Arc<Context>,
-    raw: RawStream,
-}
-
-impl Bulk {
-    /// A new stream.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn new(context: &Arc<Context>) -> Result<Self, Error> {
-        Ok(Self { context: Arc::clone(context), raw: stream(context)? })
-    }
-}
-
-impl Drop for Bulk {
-    fn drop(&mut self) {
-        if let Ok(_current) = self.context.enter() {
-            // SAFETY: made by this value; the driver lets what is queued finish.
-            let _ = unsafe { (self.context.table().cuStreamDestroy)(self.raw) };
-        }
-    }
-}
-
-impl fmt::Debug for Bulk {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Bulk({:?})", self.raw.0)
-    }
-}
-
 /// A stream of the highest priority that the default stream does not hold up.
 fn stream(context: &Context) -> Result<RawStream, Error> {
     let table = context.table();
@@ -95,7 +63,6 @@ struct State {
     memory: ManuallyDrop<Arc<HostRegistration>>,
     host: Arc<HostMem>,
     events: Vec<RawEvent>,
-    bulk: Arc<Bulk>,
     marked: u32,
     /// Copies may be in flight behind the last mark.
     dirty: bool,
@@ -112,7 +79,6 @@ impl Lane {
         context: &Arc<Context>,
         memory: Arc<HostRegistration>,
         host: Arc<HostMem>,
-        bulk: Arc<Bulk>,
     ) -> Result<Self, Error> {
         if memory.len() < 2 * FLAG_BYTES || !memory.is_writable() || memory.len() != host.len() {
             return Err(Error::Refused("a lane needs writable memory of at least 8 KiB"));
@@ -123,7 +89,6 @@ impl Lane {
             memory: ManuallyDrop::new(memory),
             host,
             events: Vec::new(),
-            bulk,
             marked: 0,
             dirty: false,
             seen: 0,
@@ -195,23 +160,7 @@ impl Lane {
     }
 }
 
-/// Which stream a copy goes through.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// The lane's own.
-    Own,
-    /// The common one.
-    Bulk,
-}
-
 impl State {
-    fn stream(&self, way: Way) -> RawStream {
-        match way {
-            Way::Own => self.raw,
-            Way::Bulk => self.bulk.raw,
-        }
-    }
-
     fn flag_at(&self) -> u64 {
         self.memory.len() - FLAG_BYTES
     }
@@ -264,14 +213,14 @@ impl Entered<'_> {
     ///
     /// # Errors
     /// `Bounds`; what the driver says.
-    pub fn copy_in(&mut self, to: DevicePtr, at: u64, len: u64, way: Way) -> Result<(), Error> {
+    pub fn copy_in(&mut self, to: DevicePtr, at: u64, len: u64) -> Result<(), Error> {
         let (context, lane) = (self.context, &mut *self.state);
         let (from, bytes) = (lane.memory.at(at, len)?, size(len)?);
         let copy = context.table().cuMemcpyHtoDAsync;
         lane.dirty = true;
         // SAFETY: the source was checked, and the lane keeps it until the copy is seen done, or for
         // ever; the destination is a device address, which the driver checks.
-        let result = unsafe { copy(to.as_u64(), from, bytes, lane.stream(way)) };
+        let result = unsafe { copy(to.as_u64(), from, bytes, lane.raw) };
         context.check("cuMemcpyHtoDAsync", result, || format!("{len} bytes to {to}"))
     }
 
@@ -290,18 +239,18 @@ impl Entered<'_> {
         context.check("cuMemcpyDtoHAsync", result, || format!("{len} bytes from {from}"))
     }
 
-    /// Marks the point behind what is queued that way. By an event in the common stream, and where the
-    /// driver has no stream memory operations.
+    /// Marks the point behind what is queued; by an event where the driver has no stream memory
+    /// operations.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn mark(&mut self, way: Way, marking: Marking) -> Result<Mark, Error> {
+    pub fn mark(&mut self, marking: Marking) -> Result<Mark, Error> {
         let (context, lane) = (self.context, &mut *self.state);
         let number = lane.marked.wrapping_add(1);
         let table = context.table();
-        let write = table.cuStreamWriteValue32.filter(|_| {
-            way == Way::Own && marking == Marking::Word && table.cuStreamQuery.is_some()
-        });
+        let write = table
+            .cuStreamWriteValue32
+            .filter(|_| marking == Marking::Word && table.cuStreamQuery.is_some());
         let result = match write {
             Some(write) => {
                 let at = lane.memory.device_at(lane.flag_at(), 4)?;
@@ -313,7 +262,7 @@ impl Entered<'_> {
                     return Err(Error::Refused("a lane without events"));
                 };
                 // SAFETY: both handles are alive, and their context is current.
-                unsafe { (table.cuEventRecord)(*event, lane.stream(way)) }
+                unsafe { (table.cuEventRecord)(*event, lane.raw) }
             }
         };
         context.check("mark a stream", result, String::new)?;
@@ -323,8 +272,7 @@ impl Entered<'_> {
         Ok(Mark { number, marking })
     }
 
-    /// Whether everything in the lane's own stream is done. Then nothing that was queued there needs a
-    /// mark. `None` where the driver has no such question.
+    /// Whether everything in the lane's stream is done. Then nothing that was queued needs a mark. `None` where the driver has no such question.
     ///
     /// # Errors
     /// What the driver says of the copies.

@@ -27,7 +27,7 @@ pub use core::Event;
 pub use device::{Context, Device, Driver, MemoryInfo, Usage};
 pub use error::{Error, Failure, OpenError, Version};
 pub use gate::{Gate, Gates};
-pub use lane::{Bulk, Entered, Lane, Mark, Marking, Way};
+pub use lane::{Entered, Lane, Mark, Marking};
 pub use memory::{DeviceMem, HostRegistration, Owner, PointerInfo};
 pub use module::{ATOMIC, Arg, BASIC, KernelSpec, Module, Param, Ptx};
 pub use peer::PeerKernels;

@@ -8,6 +8,7 @@ use beeline_sys::cuda::{Driver, MemoryType, Owner, PointerInfo};
 use beeline_sys::user::UserPtr;
 
 use super::lanes::{AllLanes, Lanes};
+use super::sharded::Local;
 use super::status::{Failure, OpError, Outcome};
 use crate::config::CufileConfig;
 
@@ -18,7 +19,7 @@ const OVERLAPS_MAX: usize = 64;
 #[derive(Clone)]
 pub(super) enum Place {
     /// Memory of a device, reached by lanes of its context.
-    Device(Arc<Lanes>),
+    Device(Local<Lanes>),
     /// Memory of the host, by whatever allocator.
     Host,
 }
@@ -43,6 +44,16 @@ pub(super) struct Target {
     pub(super) place: Place,
 }
 
+impl Place {
+    /// The same place, counted apart.
+    pub(super) fn apart(&self) -> Self {
+        match self {
+            Self::Device(lanes) => Self::Device(Arc::new(Arc::clone(lanes))),
+            Self::Host => Self::Host,
+        }
+    }
+}
+
 impl Target {
     pub(super) const fn device_ptr(&self) -> DevicePtr {
         DevicePtr::new(self.ptr.address().wrapping_add(self.offset))
@@ -52,21 +63,28 @@ impl Target {
 impl Buffers {
     /// # Errors
     /// `MEMORY_ALREADY_REGISTERED` for a base that is registered.
-    pub(super) fn insert(&mut self, base: u64, len: u64, place: Place) -> Outcome<()> {
-        if let Some(known) = self.known.get(&base) {
-            let text = format!("{base:#x} is registered already, with {} bytes", known.len);
-            return Err(Failure::new(OpError::MEMORY_ALREADY_REGISTERED, text));
-        }
-        self.known.insert(base, Registered { len, place });
-        Ok(())
+    pub(super) fn check_free(&self, base: u64) -> Outcome<()> {
+        let Some(known) = self.known.get(&base) else { return Ok(()) };
+        let text = format!("{base:#x} is registered already, with {} bytes", known.len);
+        Err(Failure::new(OpError::MEMORY_ALREADY_REGISTERED, text))
     }
 
-    pub(super) fn remove(&mut self, base: u64) -> Outcome<()> {
-        let unknown = || {
-            let text = format!("{base:#x} is the start of no registered buffer");
-            Failure::new(OpError::MEMORY_NOT_REGISTERED, text)
-        };
-        self.known.remove(&base).map(drop).ok_or_else(unknown)
+    pub(super) fn insert(&mut self, base: u64, len: u64, place: &Place) {
+        self.known.insert(base, Registered { len, place: place.apart() });
+    }
+
+    /// # Errors
+    /// `MEMORY_NOT_REGISTERED`.
+    pub(super) fn check_known(&self, base: u64) -> Outcome<()> {
+        if self.known.contains_key(&base) {
+            return Ok(());
+        }
+        let text = format!("{base:#x} is the start of no registered buffer");
+        Err(Failure::new(OpError::MEMORY_NOT_REGISTERED, text))
+    }
+
+    pub(super) fn remove(&mut self, base: u64) {
+        self.known.remove(&base);
     }
 
     pub(super) fn clear(&mut self) {
@@ -139,7 +157,7 @@ impl Looked {
             );
             return Err(Failure::new(OpError::CUDA_POINTER_RANGE_ERROR, text));
         }
-        Ok(Place::Device(all.of(info.device, *owner, settings)?))
+        Ok(Place::Device(Arc::new(all.of(info.device, *owner, settings)?)))
     }
 
     pub(super) fn is_managed(&self) -> bool {
@@ -154,9 +172,9 @@ mod tests {
     #[test]
     fn ranges_are_found_in_overlapping_registrations_and_refused_outside() {
         let mut buffers = Buffers::default();
-        buffers.insert(1000, 100, Place::Host).unwrap();
-        buffers.insert(1050, 10, Place::Host).unwrap();
-        assert_eq!(buffers.insert(1000, 1, Place::Host).unwrap_err().code.0, 5023);
+        buffers.insert(1000, 100, &Place::Host);
+        buffers.insert(1050, 10, &Place::Host);
+        assert_eq!(buffers.check_free(1000).unwrap_err().code.0, 5023);
         let cases: [(u64, u64, u64, Result<bool, i32>); 8] = [
             (1000, 0, 100, Ok(true)),
             (1000, 0, 101, Err(5017)),
@@ -172,7 +190,9 @@ mod tests {
             let found = found.map(|place| place.is_some()).map_err(|f| f.code.0);
             assert_eq!(found, expected, "{address} {offset} {len}");
         }
-        assert_eq!(buffers.remove(1001).unwrap_err().code.0, 5024);
-        buffers.remove(1000).unwrap();
+        assert_eq!(buffers.check_known(1001).unwrap_err().code.0, 5024);
+        buffers.check_known(1000).unwrap();
+        buffers.remove(1000);
+        assert_eq!(buffers.check_known(1000).unwrap_err().code.0, 5024);
     }
 }

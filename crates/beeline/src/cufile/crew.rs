@@ -16,6 +16,9 @@ const CROWD_MICROS: u64 = 2000;
 /// How long a thread sleeps without work before it ends.
 const IDLE: Duration = Duration::from_secs(5);
 
+/// Threads beyond which a link to one device is not filled any better.
+const USEFUL_CPUS: usize = 16;
+
 type Task = Box<dyn FnOnce() + Send>;
 
 /// The threads.
@@ -62,7 +65,8 @@ impl Active<'_> {
 
     /// This call's share of the machine, itself not counted.
     pub(super) fn fair_helpers(&self, most: usize) -> usize {
-        most.min((self.crew.cpus / self.level).saturating_sub(1)).min(self.crew.helpers_max)
+        let cpus = self.crew.cpus.min(USEFUL_CPUS);
+        most.min((cpus / self.level).saturating_sub(1)).min(self.crew.helpers_max)
     }
 }
 

@@ -9,10 +9,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use beeline_core::addr::DevicePtr;
-use beeline_sys::cuda::{
-    Bulk, Context, Entered, Error as CudaError, Lane, Mark, Marking, Owner, Way,
-};
+use beeline_sys::cuda::{Context, Entered, Error as CudaError, Lane, Mark, Marking, Owner};
 
+use super::ordered::Ordered;
 use super::status::{Failure, Outcome};
 use crate::config::{Config, CufileConfig, Waiting};
 use crate::gpu::{DeviceId, Gpu};
@@ -39,9 +38,6 @@ pub(super) struct Lanes {
     cells: Vec<Mutex<Option<Held>>>,
     waiting: Waiting,
     stall: Duration,
-    bulk: Arc<Bulk>,
-    /// Lanes there are.
-    made: AtomicUsize,
     waiters: AtomicUsize,
     gate: Mutex<()>,
     freed: Condvar,
@@ -64,7 +60,8 @@ thread_local! {
 }
 static NEXT_HINT: AtomicUsize = AtomicUsize::new(0);
 
-fn hint() -> usize {
+/// A number of the calling thread's, by turns.
+pub(super) fn hint() -> usize {
     if HINT.get() == usize::MAX {
         HINT.set(NEXT_HINT.fetch_add(1, Ordering::Relaxed));
     }
@@ -79,9 +76,6 @@ impl Lanes {
         let primary = gpu.cuda_context()?;
         let context =
             if primary.is(owner) { primary } else { primary.device().foreign_context(owner) };
-        let bulk = Bulk::new(&context)
-            .map_err(|error| Failure::cuda("make a stream for copies", &error))?;
-        let bulk = Arc::new(bulk);
         let config = Config::from_env();
         let pool = Pool::new(&gpu, Budget::process(&config));
         let cells = (0..LANES_MAX.min(config.slots())).map(|_| Mutex::default()).collect();
@@ -94,8 +88,6 @@ impl Lanes {
             cells,
             waiting: settings.waiting,
             stall: config.stall_timeout,
-            bulk,
-            made: AtomicUsize::new(0),
             waiters: AtomicUsize::new(0),
             gate: Mutex::default(),
             freed: Condvar::new(),
@@ -184,20 +176,17 @@ impl Lanes {
         };
         let Some(memory) = slot.memory() else { return Ok(None) };
         let registration = Arc::clone(memory.registration()?);
-        let (host, bulk) = (Arc::clone(memory.mem()), Arc::clone(&self.bulk));
-        let lane = Lane::new(&self.context, registration, host, bulk)
+        let host = Arc::clone(memory.mem());
+        let lane = Lane::new(&self.context, registration, host)
             .map_err(|error| Failure::cuda("make a staging lane", &error))?;
-        self.made.fetch_add(1, Ordering::Relaxed);
         Ok(Some(Held { lane, slot }))
     }
 
     /// Gives up every lane that nobody is using.
     pub(super) fn trim(&self) {
         for cell in &self.cells {
-            if let Ok(mut cell) = cell.try_lock()
-                && cell.take().is_some()
-            {
-                self.made.fetch_sub(1, Ordering::Relaxed);
+            if let Ok(mut cell) = cell.try_lock() {
+                drop(cell.take());
             }
         }
         self.pool.trim();
@@ -223,7 +212,6 @@ impl InUse<'_> {
     /// Gives the lane up after a failure: whatever is still in flight keeps its memory.
     pub(super) fn discard(mut self) {
         if let Some(Held { lane, slot }) = self.cell.take() {
-            self.lanes.made.fetch_sub(1, Ordering::Relaxed);
             drop(lane);
             slot.discard();
         }
@@ -234,31 +222,20 @@ impl InUse<'_> {
     /// # Errors
     /// What the device says; so all that follow. The lane must be discarded then.
     pub(super) fn start(&mut self, copy: Copy) -> Outcome<Mark> {
-        let way = match self.lanes.waiting {
-            Waiting::Event => Way::Own,
-            // Into the device: from there nobody reads several pieces at once.
-            _ if copy.into => Way::Bulk,
-            _ => Way::Own,
-        };
         let failed = |error| Failure::cuda(copy, &error);
         let mut entered = self.lane()?.enter().map_err(failed)?;
-        copy.queue(&mut entered, way).map_err(failed)?;
-        entered.mark(way, Marking::Event).map_err(failed)
+        copy.queue(&mut entered).map_err(failed)?;
+        entered.mark(Marking::Event).map_err(failed)
     }
 
     /// Copies `len` bytes and waits for them.
     pub(super) fn copy(&mut self, copy: Copy) -> Outcome<()> {
-        let word = match self.lanes.waiting {
-            Waiting::Word => true,
-            Waiting::Event | Waiting::Driver => false,
-            // Measured on an H200: threads that all write words get in each other's way.
-            Waiting::Auto => self.lanes.made.load(Ordering::Relaxed) <= 2,
-        };
+        let waiting = self.lanes.waiting;
         let stall = self.lanes.stall;
         let failed = |error| Failure::cuda(copy, &error);
         let mut entered = self.lane()?.enter().map_err(failed)?;
-        copy.queue(&mut entered, Way::Own).map_err(failed)?;
-        if !word
+        copy.queue(&mut entered).map_err(failed)?;
+        if waiting == Waiting::Driver
             && asked_until_done(&mut entered, stall).map_err(|error| match error {
                 Some(error) => failed(error),
                 None => Failure::timeout(format!("a copy did not finish within {stall:?}")),
@@ -266,7 +243,8 @@ impl InUse<'_> {
         {
             return Ok(());
         }
-        let mark = entered.mark(Way::Own, Marking::Word).map_err(failed)?;
+        let marking = if waiting == Waiting::Word { Marking::Word } else { Marking::Event };
+        let mark = entered.mark(marking).map_err(failed)?;
         drop(entered);
         self.wait(mark)
     }
@@ -343,9 +321,9 @@ pub(super) struct Copy {
 }
 
 impl Copy {
-    fn queue(self, lane: &mut Entered<'_>, way: Way) -> Result<(), CudaError> {
+    fn queue(self, lane: &mut Entered<'_>) -> Result<(), CudaError> {
         if self.into {
-            lane.copy_in(self.device, self.at, self.len, way)
+            lane.copy_in(self.device, self.at, self.len)
         } else {
             lane.copy_out(self.at, self.device, self.len)
         }
@@ -371,6 +349,8 @@ impl Drop for InUse<'_> {
 #[derive(Default)]
 pub(super) struct AllLanes {
     known: Mutex<Vec<Arc<Lanes>>>,
+    /// Made when first needed.
+    pub(super) gates: Mutex<Option<Arc<Ordered>>>,
 }
 
 /// Most contexts that keep lanes.

@@ -1,7 +1,7 @@
 //! The library of a process: closed, opened by whoever needs it first, counted, closed by the last.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, RwLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use beeline_sys::cuda::ForeignStream;
@@ -12,17 +12,18 @@ use super::batch::Event;
 use super::lanes::AllLanes;
 use super::options::{self, Options, Slabs, check_kb};
 use super::session::{Entry, Late, Session};
+use super::sharded::{Local, Sharded};
 use super::stats::{CLASSES, GpuWords, LEVEL1_WORDS, Stats};
 use super::status::{Failure, OpError, Outcome};
 use crate::config::CufileConfig;
-use crate::{lock, read_lock, write_lock};
+use crate::lock;
 
 /// The version reported where the environment says nothing else.
 const VERSION: u32 = 1200;
 
 /// The cuFile library of this process.
 pub struct Library {
-    session: RwLock<Option<Arc<Session>>>,
+    session: Sharded<Option<Local<Session>>>,
     /// How often it was opened. Locked before `session`.
     count: Mutex<i64>,
     staged: Mutex<Option<Options>>,
@@ -66,7 +67,7 @@ fn not_forked() -> Outcome<()> {
 impl Library {
     fn new() -> Self {
         Self {
-            session: RwLock::default(),
+            session: Sharded::default(),
             count: Mutex::new(0),
             staged: Mutex::default(),
             lanes: Arc::default(),
@@ -101,10 +102,10 @@ impl Library {
     }
 
     /// Opens for a call that needs it; counts as one user where nobody had opened it.
-    fn opened(&self) -> Outcome<Arc<Session>> {
+    fn opened(&self) -> Outcome<Local<Session>> {
         not_forked()?;
-        if let Some(session) = &*read_lock(&self.session) {
-            return Ok(Arc::clone(session));
+        if let Some(session) = self.current() {
+            return Ok(session);
         }
         let mut count = lock(&self.count);
         let session = self.open_first(&mut count)?;
@@ -114,9 +115,14 @@ impl Library {
         Ok(session)
     }
 
-    fn open_first(&self, count: &mut i64) -> Outcome<Arc<Session>> {
-        if let Some(session) = &*read_lock(&self.session) {
-            return Ok(Arc::clone(session));
+    /// The session of this moment.
+    fn current(&self) -> Option<Local<Session>> {
+        self.session.read(Option::clone)
+    }
+
+    fn open_first(&self, count: &mut i64) -> Outcome<Local<Session>> {
+        if let Some(session) = self.current() {
+            return Ok(session);
         }
         watch_forks();
         *count = 0;
@@ -144,11 +150,11 @@ impl Library {
         }
         let (lanes, stats) = (Arc::clone(&self.lanes), Arc::clone(&self.stats));
         let made = Arc::new(Session::new(options, self.settings.clone(), lanes, stats));
-        *write_lock(&self.session) = Some(Arc::clone(&made));
+        self.session.change(|session| session.replace(Arc::new(Arc::clone(&made))));
         if let Some(folder) = &self.settings.stats_folder {
             self.keep_snapshots(folder.clone());
         }
-        Ok(made)
+        Ok(Arc::new(made))
     }
 
     /// One user less; the last closes.
@@ -169,7 +175,7 @@ impl Library {
         if let Some(folder) = &self.settings.stats_folder {
             self.leave_snapshot(folder);
         }
-        let session = write_lock(&self.session).take();
+        let session = self.session.change(Option::take);
         drop(count);
         if let Some(session) = session {
             session.end();
@@ -186,12 +192,12 @@ impl Library {
         if is_forked() { -1 } else { *lock(&self.count) }
     }
 
-    fn session(&self) -> Outcome<Option<Arc<Session>>> {
+    fn session(&self) -> Outcome<Option<Local<Session>>> {
         not_forked()?;
-        Ok(read_lock(&self.session).clone())
+        Ok(self.current())
     }
 
-    fn needed(&self, code: OpError) -> Outcome<Arc<Session>> {
+    fn needed(&self, code: OpError) -> Outcome<Local<Session>> {
         self.session()?.ok_or_else(|| Failure::new(code, "cuFile is not open"))
     }
 
@@ -351,7 +357,7 @@ impl Library {
 
     /// The parameters in force, or those that opening would bring into force.
     fn options(&self) -> Outcome<Options> {
-        if let Some(session) = &*read_lock(&self.session) {
+        if let Some(session) = self.current() {
             return Ok(session.options.clone());
         }
         let mut staged = lock(&self.staged);
@@ -371,7 +377,7 @@ impl Library {
         let mut options = self.options()?;
         change(&mut options)?;
         let _count = lock(&self.count);
-        if read_lock(&self.session).is_some() {
+        if self.current().is_some() {
             let text = "parameters can be set while cuFile is closed; close it first";
             return Err(Failure::new(OpError::DRIVER_ALREADY_OPEN, text));
         }
@@ -559,7 +565,7 @@ impl Library {
                 loop {
                     std::thread::sleep(Duration::from_secs(1));
                     let library = library();
-                    if read_lock(&library.session).is_some() {
+                    if library.current().is_some() {
                         library.leave_snapshot(&folder);
                     }
                 }

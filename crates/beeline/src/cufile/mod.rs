@@ -19,6 +19,7 @@ mod mover;
 mod options;
 mod ordered;
 mod session;
+mod sharded;
 mod stats;
 mod status;
 

@@ -14,6 +14,7 @@ use beeline_core::addr::{ByteRange, DevicePtr, align_down, align_up};
 use beeline_core::plan::{Plan, Residency, StorageRoute, route_chunk};
 use beeline_sys::cuda::Mark;
 use beeline_sys::file as sys;
+use beeline_sys::mem::HostMem;
 
 use super::buffers::{Place, Target};
 use super::crew::Crew;
@@ -27,11 +28,12 @@ const SINGLE_MAX: u64 = 128 << 10;
 /// Bytes of a piece. Each copy costs the device several microseconds beside its bytes, so pieces are large,
 /// and smaller only where helpers shall share a medium request.
 const PIECE_SHARED: u64 = 256 << 10;
-const PIECE_MEDIUM: u64 = 512 << 10;
 const PIECE: u64 = 1 << 20;
+/// Two of these and their edges fill a lane.
+const PIECE_HUGE: u64 = (2 << 20) - (16 << 10);
 /// Largest request that is medium.
 const MEDIUM_MAX: u64 = 2 << 20;
-/// Threads of a medium request, and more than the setting says of a huge one.
+/// Threads of a medium request, and the size from which a request has twice as many as the setting says.
 const MEDIUM_THREADS: usize = 4;
 const HUGE_MIN: u64 = 64 << 20;
 /// Bytes of a piece that is read past the page cache.
@@ -70,7 +72,8 @@ pub(super) fn read(
     if len == 0 {
         return Ok(0);
     }
-    if len <= SINGLE_MAX && !means.force_direct && !handle.direct_only {
+    let plain = !means.force_direct && !handle.direct_only;
+    if len <= SINGLE_MAX && plain {
         return read_single(handle, lanes, target.device_ptr(), at, len);
     }
     let way = Way::choose(means, handle, lanes, at, len);
@@ -80,18 +83,23 @@ pub(super) fn read(
         _ if means.parallel <= 1 => 0,
         ..=MEDIUM_MAX if cold => means.parallel - 1,
         ..=MEDIUM_MAX => active.alone_helpers(MEDIUM_THREADS.min(means.parallel) - 1),
-        HUGE_MIN.. => active.fair_helpers(means.parallel + means.parallel / 2 - 1),
+        HUGE_MIN.. => active.fair_helpers(2 * means.parallel - 1),
         _ => active.fair_helpers(means.parallel - 1),
     };
+    if !cold && len <= MEDIUM_MAX && most == 0 {
+        // Beside others, one read and one copy cost least of all.
+        return read_single(handle, lanes, target.device_ptr(), at, len);
+    }
+    let together = !cold && len <= MEDIUM_MAX;
     let piece = match len {
         _ if cold => PIECE_DIRECT.min((len / 4).next_multiple_of(SEGMENT_ALIGN)).max(PIECE_SHARED),
-        ..=MEDIUM_MAX if most > 0 => PIECE_SHARED,
-        ..=MEDIUM_MAX => PIECE_MEDIUM,
+        ..=MEDIUM_MAX => PIECE_SHARED,
+        HUGE_MIN.. => PIECE_HUGE,
         _ => PIECE,
     };
     let share = Share {
         handle: Arc::clone(handle),
-        lanes: Arc::clone(lanes),
+        lanes: Arc::clone(&**lanes),
         way,
         to: target.device_ptr(),
         at,
@@ -104,7 +112,11 @@ pub(super) fn read(
         busy: AtomicUsize::new(0),
         caller: std::thread::current(),
         stop: AtomicBool::new(false),
+        common: None,
     };
+    if together {
+        return share.run_together(means, most);
+    }
     share.run(means, most)
 }
 
@@ -159,7 +171,7 @@ fn write_host(handle: &Handle, target: &Target, at: u64, len: u64) -> Outcome<u6
 /// One read, one copy.
 fn read_single(handle: &Handle, lanes: &Lanes, to: DevicePtr, at: u64, len: u64) -> Outcome<u64> {
     let mut held = lanes.acquire()?;
-    let n = read_cached(handle, held.lane()?, 0, at, len)?;
+    let n = read_cached(handle, held.lane()?.host(), 0, at, len)?;
     if n == 0 {
         return Ok(0);
     }
@@ -171,17 +183,11 @@ fn read_single(handle: &Handle, lanes: &Lanes, to: DevicePtr, at: u64, len: u64)
     Ok(n)
 }
 
-/// Reads through the page cache into the lane at `into`, until `len` bytes or the end of the file.
-fn read_cached(
-    handle: &Handle,
-    lane: &beeline_sys::cuda::Lane,
-    into: u64,
-    at: u64,
-    len: u64,
-) -> Outcome<u64> {
+/// Reads through the page cache into `memory` at `into`, until `len` bytes or the end of the file.
+fn read_cached(handle: &Handle, memory: &HostMem, into: u64, at: u64, len: u64) -> Outcome<u64> {
     let mut done = 0;
     while done < len {
-        match sys::pread(handle.data(), lane.host(), into + done, len - done, at + done) {
+        match sys::pread(handle.data(), memory, into + done, len - done, at + done) {
             Ok(0) => break,
             Ok(n) => done += n,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -246,9 +252,50 @@ pub(super) struct Share {
     busy: AtomicUsize,
     caller: std::thread::Thread,
     stop: AtomicBool,
+    /// The caller's staging memory, where all pieces go into it and are copied at once.
+    common: Option<Arc<HostMem>>,
 }
 
 impl Share {
+    /// Threads read side by side into the caller's lane, and one copy carries it all.
+    fn run_together(mut self, means: Means<'_>, most: usize) -> Outcome<u64> {
+        let lanes = Arc::clone(&self.lanes);
+        let mut held = lanes.acquire()?;
+        self.common = Some(Arc::clone(held.lane()?.host()));
+        let share = Arc::new(self);
+        means.crew.enlist(&share, most, false);
+        if let Err(failure) = share.read_together() {
+            share.fail(failure);
+        }
+        share.join();
+        if let Some(failure) = lock(&share.failed).take() {
+            return Err(failure);
+        }
+        let n = share.end.load(Ordering::SeqCst);
+        Routes::count(&share.handle.routes.cached, n);
+        if n > 0
+            && let Err(failure) = held.copy(Copy { into: true, device: share.to, at: 0, len: n })
+        {
+            held.discard();
+            return Err(failure);
+        }
+        Ok(n)
+    }
+
+    /// Takes pieces and reads them to their places in the common memory.
+    fn read_together(&self) -> Outcome<()> {
+        let Some(host) = &self.common else { return Ok(()) };
+        while let Some(piece) = self.claim() {
+            let start = piece * self.piece;
+            let len = self.piece.min(self.len - start);
+            let n = read_cached(&self.handle, host, start, self.at + start, len)?;
+            if n < len {
+                self.end.fetch_min(start + n, Ordering::SeqCst);
+            }
+        }
+        Ok(())
+    }
+
     fn run(self, means: Means<'_>, most: usize) -> Outcome<u64> {
         let force = means.force_direct || self.handle.direct_only;
         let helpers = usize::try_from(self.pieces - 1).unwrap_or(usize::MAX);
@@ -273,7 +320,8 @@ impl Share {
         self.busy.fetch_add(1, Ordering::SeqCst);
         // Looked at after `busy`: the caller leaves only when nobody is busy and no piece is left.
         if self.next.load(Ordering::SeqCst) < self.pieces && !self.stop.load(Ordering::SeqCst) {
-            let worked = match self.lanes.try_acquire() {
+            let worked = match self.lane_to_help() {
+                _ if self.common.is_some() => self.read_together(),
                 Ok(Some(held)) => self.work(held, force),
                 Ok(None) => Ok(()),
                 Err(_) => Ok(()), // The caller has a lane, or says why it has none.
@@ -285,6 +333,10 @@ impl Share {
         if self.busy.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.caller.unpark();
         }
+    }
+
+    fn lane_to_help(&self) -> Outcome<Option<InUse<'_>>> {
+        if self.common.is_some() { Ok(None) } else { self.lanes.try_acquire() }
     }
 
     /// Whether there is still something to help with.
@@ -389,7 +441,7 @@ impl Share {
                 Err(error) => return Err(failed("read", handle, want.start, want.len, &error)),
             }
         }
-        let n = read_cached(handle, lane, from, want.start, want.len)?;
+        let n = read_cached(handle, lane.host(), from, want.start, want.len)?;
         Routes::count(&handle.routes.cached, n);
         Ok((0, n))
     }

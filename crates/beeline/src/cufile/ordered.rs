@@ -11,7 +11,7 @@ use super::status::{Failure, OpError, Outcome};
 use crate::gpu::{Gpu, PinnedMem};
 use crate::{lock, wait_timeout};
 
-/// Requests in streams at once, over the whole session.
+/// Requests in streams at once, over the whole process.
 const GATES: u64 = 1024;
 const GATE_BYTES: u64 = 64;
 /// How long the dispatcher looks without pause after something has happened.
@@ -24,12 +24,12 @@ const IDLE: Duration = Duration::from_secs(5);
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// The gates of a session and who watches them.
+/// The gates of the process and who watches them. They are made once and stay: a stream may still look at
+/// a word after the request that it waited for has ended.
 pub(super) struct Ordered {
     gates: Arc<Gates>,
     _memory: PinnedMem,
     driver: Arc<Driver>,
-    crew: Arc<Crew>,
     stall: Duration,
     state: Mutex<State>,
     changed: Condvar,
@@ -37,19 +37,14 @@ pub(super) struct Ordered {
 
 struct State {
     free: Vec<(Gate, u32)>,
-    waiting: Vec<(Gate, u32, Work)>,
+    waiting: Vec<(Gate, u32, Arc<Crew>, Work)>,
     running: bool,
 }
 
 impl Ordered {
     /// # Errors
     /// What pinning says.
-    pub(super) fn new(
-        gpu: &Gpu,
-        driver: &Arc<Driver>,
-        crew: &Arc<Crew>,
-        stall: Duration,
-    ) -> Outcome<Arc<Self>> {
+    pub(super) fn new(gpu: &Gpu, driver: &Arc<Driver>, stall: Duration) -> Outcome<Arc<Self>> {
         let memory = gpu.pin(GATES * GATE_BYTES)?;
         let gates = Gates::new(Arc::clone(memory.registration()?), Arc::clone(memory.mem()));
         let free = (0..gates.len()).rev().map(|gate| (Gate(gate), 0)).collect();
@@ -57,7 +52,6 @@ impl Ordered {
             gates: Arc::new(gates),
             _memory: memory,
             driver: Arc::clone(driver),
-            crew: Arc::clone(crew),
             stall,
             state: Mutex::new(State { free, waiting: Vec::new(), running: false }),
             changed: Condvar::new(),
@@ -73,6 +67,7 @@ impl Ordered {
     pub(super) fn queue(
         self: &Arc<Self>,
         stream: ForeignStream,
+        crew: &Arc<Crew>,
         work: impl FnOnce() + Send + 'static,
     ) -> Outcome<()> {
         let (gate, last) = self.take()?;
@@ -86,7 +81,7 @@ impl Ordered {
             return Err(Failure::cuda(format!("queue a request in {stream:?}"), error));
         }
         let mut state = lock(&self.state);
-        state.waiting.push((gate, pass, Box::new(work)));
+        state.waiting.push((gate, pass, Arc::clone(crew), Box::new(work)));
         if !state.running {
             state.running = self.start();
             if !state.running {
@@ -138,15 +133,17 @@ impl Ordered {
                 drop(wait_timeout(&self.changed, state, IDLE));
                 continue;
             }
-            let come = |(gate, pass, _): &mut (Gate, u32, Work)| self.gates.has_come(*gate, *pass);
+            let come = |(gate, pass, ..): &mut (Gate, u32, Arc<Crew>, Work)| {
+                self.gates.has_come(*gate, *pass)
+            };
             let ready: Vec<_> = state.waiting.extract_if(.., come).collect();
             drop(state);
             if !ready.is_empty() {
                 last = Instant::now();
             }
-            for (gate, pass, work) in ready {
+            for (gate, pass, crew, work) in ready {
                 let own = Arc::clone(self);
-                self.crew.submit(move || {
+                crew.submit(move || {
                     let opener = Opener { ordered: own, gate, pass };
                     work();
                     drop(opener);

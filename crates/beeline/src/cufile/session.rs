@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
 use beeline_core::plan::Operation;
@@ -17,6 +17,7 @@ use super::lanes::AllLanes;
 use super::mover::{self, Means};
 use super::options::{self, Options};
 use super::ordered::Ordered;
+use super::sharded::{Local, Sharded};
 use super::stats::{Op, Stats};
 use super::status::{Failure, OpError, Outcome};
 use crate::config::CufileConfig;
@@ -39,15 +40,13 @@ pub(super) struct Session {
     lanes: Arc<AllLanes>,
     stats: Arc<Stats>,
     crew: Arc<Crew>,
-    handles: RwLock<HashMap<usize, Arc<Handle>>>,
-    buffers: RwLock<Buffers>,
+    handles: Sharded<HashMap<usize, Local<Handle>>>,
+    buffers: Sharded<Buffers>,
     batches: RwLock<HashMap<usize, Arc<Batch>>>,
     streams: Mutex<HashMap<usize, u32>>,
     /// Bytes by route of files that are not registered any more.
     past: Routes,
     next: AtomicUsize,
-    ordered: OnceLock<Arc<Ordered>>,
-    making: Mutex<()>,
     stall: Duration,
 }
 
@@ -96,14 +95,12 @@ impl Session {
             cuda,
             lanes,
             stats,
-            handles: RwLock::default(),
-            buffers: RwLock::default(),
+            handles: Sharded::default(),
+            buffers: Sharded::default(),
             batches: RwLock::default(),
             streams: Mutex::default(),
             past: Routes::default(),
             next: AtomicUsize::new(1),
-            ordered: OnceLock::new(),
-            making: Mutex::default(),
             stall: crate::config::Config::from_env().stall_timeout,
         }
     }
@@ -118,18 +115,23 @@ impl Session {
         let made = Handle::new(fd);
         self.stats.count(Op::HANDLE_REGISTER, made.is_ok());
         let made = made?;
-        let mut handles = write_lock(&self.handles);
-        // A number that was closed meanwhile and stands for another file now is free again.
-        let known = handles.values().find(|handle| handle.number == fd && handle.is_current());
-        if let Some(known) = known {
-            let path = known.file.path().display();
-            let text = format!("descriptor {fd} ({path}) is registered already");
-            return Err(Failure::new(OpError::HANDLE_ALREADY_REGISTERED, text));
-        }
-        if handles.len() >= HANDLES_MAX {
-            return Err(Failure::value(format!("{HANDLES_MAX} files are registered already")));
-        }
-        let id = self.number(HANDLE_BASE);
+        let (id, made) = (self.number(HANDLE_BASE), Arc::new(made));
+        let free = |handles: &HashMap<usize, Local<Handle>>| {
+            // A number that was closed meanwhile and stands for another file now is free again.
+            let known = handles.values().find(|handle| handle.number == fd && handle.is_current());
+            if let Some(known) = known {
+                let path = known.file.path().display();
+                let text = format!("descriptor {fd} ({path}) is registered already");
+                return Err(Failure::new(OpError::HANDLE_ALREADY_REGISTERED, text));
+            }
+            if handles.len() >= HANDLES_MAX {
+                return Err(Failure::value(format!("{HANDLES_MAX} files are registered already")));
+            }
+            Ok(())
+        };
+        self.handles.write(free, |handles| {
+            handles.insert(id, Arc::new(Arc::clone(&made)));
+        })?;
         let facts = made.file.facts();
         tracing::info!(
             path = %made.file.path().display(),
@@ -138,12 +140,11 @@ impl Session {
             "registered; routes: {}",
             routes_of(&made)
         );
-        handles.insert(id, Arc::new(made));
         Ok(id)
     }
 
     pub(super) fn deregister_handle(&self, id: usize) {
-        let gone = write_lock(&self.handles).remove(&id);
+        let gone = self.handles.change(|handles| handles.remove(&id));
         self.stats.count(Op::HANDLE_DEREGISTER, gone.is_some());
         if let Some(handle) = gone {
             self.past.add(&handle.routes);
@@ -159,8 +160,8 @@ impl Session {
         }
     }
 
-    fn handle(&self, id: usize) -> Outcome<Arc<Handle>> {
-        let found = read_lock(&self.handles).get(&id).cloned();
+    fn handle(&self, id: usize) -> Outcome<Local<Handle>> {
+        let found = self.handles.read(|handles| handles.get(&id).cloned());
         found.ok_or_else(|| {
             Failure::new(OpError::HANDLE_NOT_REGISTERED, format!("{id:#x} is no registered file"))
         })
@@ -170,9 +171,11 @@ impl Session {
     pub(super) fn routes(&self) -> [(&'static str, u64); 4] {
         let sums = Routes::default();
         sums.add(&self.past);
-        for handle in read_lock(&self.handles).values() {
-            sums.add(&handle.routes);
-        }
+        self.handles.read(|handles| {
+            for handle in handles.values() {
+                sums.add(&handle.routes);
+            }
+        });
         sums.named()
     }
 
@@ -203,14 +206,16 @@ impl Session {
         {
             gpu.registered(true, len);
         }
-        write_lock(&self.buffers).insert(address, len, place)
+        let free = |buffers: &Buffers| buffers.check_free(address);
+        self.buffers.write(free, |buffers| buffers.insert(address, len, &place))
     }
 
     pub(super) fn deregister_buffer(&self, address: u64) -> Outcome<()> {
         let outcome = if address == 0 {
             Err(Failure::value("the buffer is a null pointer"))
         } else {
-            write_lock(&self.buffers).remove(address)
+            let known = |buffers: &Buffers| buffers.check_known(address);
+            self.buffers.write(known, |buffers| buffers.remove(address))
         };
         self.stats.count(Op::BUF_DEREGISTER, outcome.is_ok());
         outcome
@@ -229,7 +234,7 @@ impl Session {
             return Err(Failure::new(OpError::CUDA_POINTER_RANGE_ERROR, text));
         }
         // A range registered as host memory may hold anything by now: what the driver knows wins.
-        let registered = read_lock(&self.buffers).find(address, offset, len)?;
+        let registered = self.buffers.read(|buffers| buffers.find(address, offset, len))?;
         if let Some(place @ Place::Device(_)) = registered {
             return Ok(Target { ptr, offset, place });
         }
@@ -498,16 +503,13 @@ impl Session {
             work();
             return Ok(());
         }
-        self.ordered(driver, ptr)?.queue(stream, work)
+        self.ordered(driver, ptr)?.queue(stream, &self.crew, work)
     }
 
     fn ordered(&self, driver: &Arc<Driver>, ptr: UserPtr) -> Outcome<Arc<Ordered>> {
-        if let Some(ordered) = self.ordered.get() {
-            return Ok(Arc::clone(ordered));
-        }
-        let _one = lock(&self.making);
-        if let Some(ordered) = self.ordered.get() {
-            return Ok(Arc::clone(ordered));
+        let mut gates = lock(&self.lanes.gates);
+        if let Some(gates) = &*gates {
+            return Ok(Arc::clone(gates));
         }
         // Pinned memory is for every context; it only has to be pinned through some device in use.
         let gpu = match (self.lanes.any(), self.target(ptr, 0, 0)) {
@@ -515,8 +517,8 @@ impl Session {
             (None, Ok(Target { place: Place::Device(lanes), .. })) => lanes.gpu().clone(),
             _ => Gpu::open(&DeviceId::Cuda(0))?,
         };
-        let made = Ordered::new(&gpu, driver, &self.crew, self.stall)?;
-        Ok(Arc::clone(self.ordered.get_or_init(|| made)))
+        let made = Ordered::new(&gpu, driver, self.stall)?;
+        Ok(Arc::clone(gates.insert(made)))
     }
 
     /// Ends what can be ended without waiting.
@@ -524,8 +526,14 @@ impl Session {
         for (_, batch) in write_lock(&self.batches).drain() {
             batch.cancel();
         }
-        write_lock(&self.handles).clear();
-        write_lock(&self.buffers).clear();
+        self.handles.change(|handles| {
+            handles.clear();
+            None::<()>
+        });
+        self.buffers.change(|buffers| {
+            buffers.clear();
+            None::<()>
+        });
         lock(&self.streams).clear();
     }
 }

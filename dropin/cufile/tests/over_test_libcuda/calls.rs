@@ -24,8 +24,8 @@ fn every_call_answers_as_documented() {
 }
 
 #[test]
-fn also_where_copies_are_waited_for_by_events_or_in_the_driver() {
-    for waiting in ["event", "driver"] {
+fn also_where_copies_are_waited_for_by_events_or_words() {
+    for waiting in ["event", "word"] {
         for group in ["edges", "batches", "streams", "threads"] {
             conforms(&[], group, &[("BEELINE_CUFILE_WAIT", waiting)]);
         }

@@ -36,6 +36,11 @@ impl Bench {
         Some(Self { cufile: libraries.join("libbeeline_cufile.so"), folder })
     }
 
+    /// The `beeline` command.
+    pub fn command(&self) -> PathBuf {
+        self.cufile.with_file_name("beeline")
+    }
+
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -99,7 +104,8 @@ fn build() -> Result<PathBuf, String> {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml");
     let mut command = Command::new(cargo);
     command.args(["build", "--quiet", "--package", "beeline-test-libcuda"]);
-    command.args(["--package", "beeline-cufile", "--manifest-path"]).arg(&manifest);
+    command.args(["--package", "beeline-cufile", "--package", "beeline-cli"]);
+    command.arg("--manifest-path").arg(&manifest);
     let output =
         command.arg("--target-dir").arg(target).output().map_err(|_| "cargo".to_owned())?;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
