@@ -49,7 +49,7 @@ group udmabuf udmabuf
 group vfio vfio-pci vfio_iommu_type1
 
 # A program and the libraries it loads.
-"$RIG/copy-program.sh" "$ROOT" /usr/bin rdma ip tc ibv_devinfo ibv_rc_pingpong ib_write_bw
+"$RIG/copy-program.sh" "$ROOT" /usr/bin rdma ip tc ibv_devinfo ibv_rc_pingpong ib_write_bw ib_write_lat
 mkdir -p "$ROOT/etc/libibverbs.d"
 cp /etc/libibverbs.d/rxe.driver "$ROOT/etc/libibverbs.d/"
 PROVIDERS=usr/lib/$(uname -m)-linux-gnu/libibverbs

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs a bundle on a machine with a GPU: run.sh [tests] [bench] [peers] (all of them without a word).
+# Runs a bundle on a machine with a GPU: run.sh [tests] [bench] [peers] [verbs] (all without a word).
 # Results go to $OUT, or to ./results.
 set -uo pipefail
 cd "$(dirname "$0")"
 out=${OUT:-$PWD/results}
 mkdir -p "$out"
 failed=0
-[ $# -gt 0 ] || set -- tests bench peers
+[ $# -gt 0 ] || set -- tests bench peers verbs
 for part in "$@"; do
     case $part in
     tests)
@@ -23,6 +23,10 @@ for part in "$@"; do
     peers)
         echo "== peers"
         python3 storage.py --out "$out" --gib "${GIB:-8}" 2>&1 | tee "$out/peers.txt" || failed=1
+        ;;
+    verbs)
+        echo "== verbs"
+        ./verbs --runs "${RUNS:-7}" 2>&1 | tee "$out/verbs.txt" || failed=1
         ;;
     *)
         echo "unknown part '$part'" >&2

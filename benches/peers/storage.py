@@ -213,26 +213,52 @@ def compare(args):
     bench = lambda path, cache, runs, *more: run_json(
         [args.bench, "--file", path, "--to", args.to, "--once", cache, "--runs", str(runs), *more])
     peer = lambda name, path, runs, *more: run_json(me + ["--child", name, "--file", path, "--runs", str(runs), *more])
+    if "fresh" in args.only:
+        fresh(args, table, me)
     for case, folder in [("warm ext4", args.disk), ("warm tmpfs", args.shm)]:
+        if case.split()[1] not in args.only:
+            continue
         path = os.path.join(folder, "beeline-peers.safetensors")
         make(path, args.gib, 1)
         warm(path)
-        for name in ["pinned copy", "safetensors.torch", "fastsafetensors", "runai streamer"]:
-            table.guard(case, name, lambda: (peer(name, path, args.runs),))
+        table.guard(case, "pinned copy", lambda: (peer("pinned copy", path, args.runs),))
+        table.guard(case, "beeline", lambda: (bench(path, "warm", args.runs),))
         best = None
         for threads in args.kvikio_threads:
             for task in args.kvikio_tasks:
                 name = f"kvikio {threads}x{task >> 20}M"
                 got = table.guard(case, name, lambda: (peer("kvikio", path, args.runs, "--threads", str(threads), "--task", str(task)),))
                 best = max(filter(None, [best, got]), default=None)
-        table.guard(case, "beeline", lambda: (bench(path, "warm", args.runs),))
+        table.guard(case, "beeline, again", lambda: (bench(path, "warm", args.runs),))
         table.guard(case, "beeline mapped", lambda: (bench(path, "warm", args.runs, "--route", "mapped-page-cache"),))
+        if args.mapped and case == "warm ext4":
+            table.guard(case, "bare registered loop", lambda: mapped(args, path))
+        memory(args, path)
+        for name in args.peers:
+            table.guard(case, name, lambda: (peer(name, path, min(args.runs, 3)),))
         if best:
             print(f"{case:<12} kvikio at its best: {best:.2f} GB/s", flush=True)
         os.unlink(path)
-    cold(args, table, bench, peer)
-    fresh(args, table, me)
+    if "cold" in args.only:
+        cold(args, table, bench, peer)
     return table
+
+
+def mapped(args, path):
+    """The bare loop that registers page cache ahead of its copies; its best chunk and depth."""
+    best = max((run_json([args.mapped, path, str(chunk), str(depth), str(args.runs)])
+                for chunk in (16, 64, 256) for depth in (2, 4)),
+               key=lambda runs: statistics.median(r["bytes"] / r["seconds"] for r in runs))
+    return best, best[0]["note"]
+
+
+def memory(args, path):
+    """What a load takes beyond the data, and what it leaves behind."""
+    try:
+        got = run_json([args.bench, "--file", path, "--to", args.to, "--memory"])[0]
+        print("memory       " + ", ".join(f"{k.replace('_', ' ')} {v / 2**20:.1f} MiB" for k, v in got.items()), flush=True)
+    except Exception as error:
+        print(f"memory       skipped: {str(error)[:160]}", flush=True)
 
 
 def cold(args, table, bench, peer):
@@ -250,7 +276,7 @@ def cold(args, table, bench, peer):
     raw = lambda: run_json([args.bench, "--file", path, "--to", args.to, "--raw", "--runs", "1"])
     table.guard("cold ext4", "raw O_DIRECT depth 32", lambda: new_file_each(raw))
     table.guard("cold ext4", "beeline", lambda: new_file_each(lambda: bench(path, "cold", 1)))
-    for name in ["safetensors.torch", "fastsafetensors", "kvikio", "runai streamer"]:
+    for name in ["kvikio", *args.peers]:
         table.guard("cold ext4", name, lambda: new_file_each(lambda: peer(name, path, 1, "--cold")))
     table.guard("cold ext4", "raw O_DIRECT depth 32, again", lambda: new_file_each(raw))
 
@@ -275,7 +301,7 @@ def fresh(args, table, me):
 
     table.guard("fresh 1 GiB", "context creation alone", lambda: timed([args.bench, "--to", args.to, "--context-only"]))
     table.guard("fresh 1 GiB", "beeline load", lambda: timed([args.beeline, "load", path, "--to", args.to]))
-    for name in ["safetensors.torch", "fastsafetensors", "kvikio", "runai streamer"]:
+    for name in args.fresh_peers:
         table.guard("fresh 1 GiB", name, lambda: timed(me + ["--child", name, "--file", path, "--runs", "1"]))
     os.unlink(path)
 
@@ -326,6 +352,12 @@ def main():
     p.add_argument("--out", default=".")
     p.add_argument("--kvikio-threads", type=lambda s: [int(x) for x in s.split(",")], default=[8, 16, 32])
     p.add_argument("--kvikio-tasks", type=lambda s: [int(x) << 20 for x in s.split(",")], default=[4 << 20, 16 << 20])
+    names = lambda s: [name for name in s.split(",") if name]
+    others = ["safetensors.torch", "fastsafetensors", "runai streamer"]
+    p.add_argument("--peers", type=names, default=others, help="loaders beside kvikio")
+    p.add_argument("--fresh-peers", type=names, default=["kvikio", *others], help="loaders timed from process start")
+    p.add_argument("--only", type=lambda s: s.split(","), default=["fresh", "ext4", "tmpfs", "cold"])
+    p.add_argument("--mapped", help="the bare registered loop: a program built from mapped.cu beside this")
     p.add_argument("--child")
     p.add_argument("--file")
     p.add_argument("--cold", action="store_true")

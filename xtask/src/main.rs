@@ -4,9 +4,11 @@
 
 mod demo;
 mod gpu_bundle;
+mod kernels;
 mod licences;
 mod mutate;
 mod rig;
+mod sanitize;
 mod skips;
 
 use std::process::{Command, ExitCode};
@@ -20,9 +22,19 @@ type Task = (&'static str, &'static str, fn(&[String]) -> Outcome);
 const TASKS: &[Task] = &[
     ("demo", "[MIB]: make a sharded model and load it with verification", demo::run),
     ("gpu-bundle", "[FOLDER]: one folder for a machine with a GPU and no Rust", gpu_bundle::run),
+    (
+        "kernels",
+        "[--check]: compile the kernels to PTX, or compare it and run them on CPU threads",
+        kernels::run,
+    ),
     ("licences", ": check the licence of every dependency against the allowed ones", licences::run),
     ("mutate", "[NAME..]: take one check out at a time; a test must fail", mutate::run),
     ("rig", "[TEST] [--full]: boot the test machine and run one of its tests", rig::run_rig),
+    (
+        "sanitize",
+        "[address|thread]: tests of beeline-sys and verbs under a sanitizer",
+        sanitize::run,
+    ),
     (
         "skips",
         "LOG LIST..: compare the SKIP lines of a test log with the committed lists",

@@ -12,7 +12,8 @@ use crate::{Outcome, cargo, output};
 const LIST: &str = ".ci/mutations.txt";
 
 /// What of the tree a build of the library crates needs.
-const COPIED: &[&str] = &["Cargo.toml", "Cargo.lock", "crates", "xtask", "dropin", "clippy.toml"];
+const COPIED: &[&str] =
+    &["Cargo.toml", "Cargo.lock", "crates", "xtask", "dropin", "kernels", "clippy.toml"];
 
 struct Mutation {
     name: String,
@@ -102,8 +103,14 @@ fn is_killed(copy: &Path, mutation: &Mutation) -> Result<bool, String> {
     }
     write(&original.replace(from.as_str(), to))?;
     let target = target.as_deref();
-    let built = tests_of(copy, package, target).arg("--no-run").output();
-    let tested = tests_of(copy, package, target).arg(tests).output();
+    let (built, tested) = if package == "kernels" {
+        // Not a crate: the kernels on CPU threads.
+        let (mut build, mut run) = crate::kernels::emulation(&copy.join("kernels"), copy);
+        (build.output(), run.output())
+    } else {
+        let built = tests_of(copy, package, target).arg("--no-run").output();
+        (built, tests_of(copy, package, target).arg(tests).output())
+    };
     write(&original)?;
     let (built, tested) = match (built, tested) {
         (Ok(built), Ok(tested)) => (built, tested),

@@ -3,7 +3,7 @@
 //! `cargo xtask rig [TEST] [--full]`: without a test, `interop` (the software NIC against the kernel's
 //! `rdma_rxe`). What the rig needs is made once in `rig/build`; `rig/README.md` tells how and why.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::{Outcome, cargo, output, run};
@@ -34,10 +34,13 @@ pub(crate) fn run_rig(args: &[String]) -> Outcome {
         eprintln!("the rig could not be set up: {error}");
         return Ok(());
     }
-    let agent = build_agent()?;
+    let programs = match test {
+        "speed" => vec![build_bench(&rig)?],
+        _ => vec![build(&["build", "--release", "--example", "verbs_agent"], "verbs_agent")?],
+    };
     let seconds = if full { FULL_SECONDS } else { USUAL_SECONDS };
     let mut guest = Command::new("bash");
-    guest.arg(rig.join("run.sh")).arg(test).arg(agent);
+    guest.arg(rig.join("run.sh")).arg(test).args(programs);
     guest.env("RIG_ARGS", if full { "full" } else { "pairwise" }).env("RIG_TIMEOUT", seconds);
     run(&mut guest)
 }
@@ -46,13 +49,13 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-fn set_up(rig: &std::path::Path) -> Outcome {
+fn set_up(rig: &Path) -> Outcome {
     let ready = rig.join("build/kernel/.done").is_file()
         && output(Command::new("qemu-system-x86_64").arg("--version")).is_ok();
     if ready { Ok(()) } else { run(Command::new("bash").arg(rig.join("setup.sh"))) }
 }
 
-fn tests_of(rig: &std::path::Path) -> Result<String, String> {
+fn tests_of(rig: &Path) -> Result<String, String> {
     let folder = rig.join("guest/tests");
     let entries = std::fs::read_dir(&folder).map_err(|error| format!("{folder:?}: {error}"))?;
     let mut names: Vec<String> = entries
@@ -62,14 +65,23 @@ fn tests_of(rig: &std::path::Path) -> Result<String, String> {
     Ok(names.join(", "))
 }
 
-/// Builds the agent of the interoperability tests; answers where it is.
-fn build_agent() -> Result<PathBuf, String> {
-    let args = ["build", "--release", "--locked", "-p", "beeline", "--example", "verbs_agent"];
-    let messages = output(cargo().args(args).arg("--message-format=json"))?;
+/// Builds the benchmark of verbs; answers where it is, under a name of its own.
+fn build_bench(rig: &Path) -> Result<PathBuf, String> {
+    let built = build(&["bench", "--no-run", "--bench", "verbs"], "verbs")?;
+    let named = rig.join("build/bin/verbs_bench");
+    let copied = std::fs::copy(&built, &named);
+    copied.map_err(|error| format!("{} to {}: {error}", built.display(), named.display()))?;
+    Ok(named)
+}
+
+/// Runs cargo with `args` on the library; answers where the program `name` is.
+fn build(args: &[&str], name: &str) -> Result<PathBuf, String> {
+    let more = ["--locked", "-p", "beeline", "--message-format=json"];
+    let messages = output(cargo().args(args).args(more))?;
     messages
         .lines()
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-        .filter(|message| message["target"]["name"] == "verbs_agent")
+        .filter(|message| message["target"]["name"] == name)
         .find_map(|message| message["executable"].as_str().map(PathBuf::from))
-        .ok_or_else(|| "cargo built no verbs_agent".into())
+        .ok_or_else(|| format!("cargo built no {name}"))
 }

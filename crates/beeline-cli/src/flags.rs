@@ -37,6 +37,7 @@ Examples:
   beeline load model.safetensors --verify      load a model and compare it with its file
   beeline load llama/ --rank 0 --of 2          load the share of one tensor-parallel rank
   beeline explain model.safetensors            which way would the bytes go, and why?
+  beeline explain allreduce --ranks 8 --bytes 64M   which algorithm, over which links, how long?
   beeline copy big.bin /mnt/backup/            file -> device -> file, replaced in one step
 
 Exit codes:
@@ -52,9 +53,18 @@ Environment (flags win):
   BEELINE_QUEUE_DEPTH    direct reads in flight (32)
   BEELINE_STALL_SECONDS  give up a transfer that finishes nothing for so long (60)
   BEELINE_IO_URING       0 forbids io_uring
+  BEELINE_LOG            messages of the drop-in libcufile: error, warn, info, debug
+  BEELINE_CUFILE_STATS   folder where it leaves statistics for `beeline cufile stats`
+  BEELINE_CUFILE_WAIT    how it waits for copies: auto, word, event, driver
+  BEELINE_CUFILE_VERSION version it reports, as 1200
   BEELINE_SIM_DEVICES    number of simulated devices (1)
   BEELINE_SIM_MEMORY     memory of each simulated device (16G)
-  BEELINE_SIM_PROFILE    what a simulated device shows of its memory: plain, bar, movable";
+  BEELINE_SIM_PROFILE    what a simulated device shows of its memory: plain, bar, movable
+  BEELINE_COMM_TIMEOUT   seconds that a collective waits for a missing rank (30)
+  BEELINE_COMM_PATH      staged: collectives go through host memory, auto: as planned (auto)
+  BEELINE_COMM_CHUNK_BYTES  shared memory of a rank on the staged path, 64K to 16M (1M)
+  BEELINE_COMM_SECRET    what the processes of a torchrun job know and nobody else does
+  BEELINE_HOST_ID        the name of this host, where its boot identifier does not tell hosts apart";
 
 /// The command line.
 #[derive(Debug, Parser)]
@@ -130,6 +140,20 @@ pub(crate) enum Command {
     /// `beeline rdma serve` on one side, then one of the others. With --local, two processes of one
     /// host share memory instead.
     Rdma(RdmaFlags),
+
+    /// Measure what goes between devices
+    Bench(BenchFlags),
+    /// Look at what programs do through the drop-in libcufile.so.0
+    ///
+    /// The library takes the place of NVIDIA's: LD_PRELOAD=/path/to/libcufile.so.0 PROGRAM
+    /// (docs/cufile.md).
+    Cufile(CufileFlags),
+
+    /// Measure reads and writes between files and GPU memory through cuFile, as gdsio does
+    ///
+    /// Takes gdsio's parameters and prints its line of figures, with p50 and p99 and CPU-seconds a GiB. The
+    /// calls are those of the drop-in libcufile: bytes are copied through pinned memory (gdsio's CPU_GPU).
+    Gdsio(GdsioFlags),
 
     /// Print completions for a shell
     ///
@@ -221,7 +245,8 @@ pub(crate) struct CopyFlags {
 /// Flags of `beeline explain`.
 #[derive(Args, Debug)]
 pub(crate) struct ExplainFlags {
-    /// The file; or, between memories: host, gpu:N, nic:NAME, remote:NAME (a GPU behind that NIC)
+    /// The file; or, between memories: host, gpu:N, nic:NAME, remote:NAME (a GPU behind that NIC); or a
+    /// collective: allreduce, allgather, reducescatter, broadcast, reduce, gather, scatter, alltoall
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
 
@@ -229,9 +254,22 @@ pub(crate) struct ExplainFlags {
     #[arg(value_name = "DEVICE")]
     pub(crate) device: Option<String>,
 
-    /// Between memories: plan for a record that `beeline doctor --save` wrote
-    #[arg(long, value_name = "JSON")]
+    /// Between memories: plan for a record that `beeline doctor --save` wrote; for a collective also for a
+    /// file of any kind that doctor reads, as NCCL's topology XML
+    #[arg(long, value_name = "FILE")]
     pub(crate) load: Option<PathBuf>,
+
+    /// For a collective: how many GPUs take part
+    #[arg(long, value_name = "N")]
+    pub(crate) ranks: Option<u32>,
+
+    /// For a collective: bytes of one rank's part [0]
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
+    pub(crate) bytes: Option<u64>,
+
+    /// For a collective: replayed from a CUDA graph, not launched call by call
+    #[arg(long)]
+    pub(crate) graph: bool,
 
     /// Plan for writing device memory into the file instead of reading it
     #[arg(long)]
@@ -328,6 +366,36 @@ pub(crate) struct TopoFlags {
     /// Show what differs between two saved records or files; exit code 1 where anything does
     #[arg(long, num_args = 2, value_names = ["BEFORE", "AFTER"], conflicts_with_all = ["files", "load", "root"])]
     pub(crate) diff: Vec<PathBuf>,
+}
+
+/// Flags of `beeline bench`.
+#[derive(Args, Debug)]
+pub(crate) struct BenchFlags {
+    #[command(subcommand)]
+    pub(crate) command: BenchCommand,
+}
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Bandwidth and latency between all pairs of devices
+    ///
+    /// The copy engine, stores and loads of kernels, reads that are added up, one way and both ways at once;
+    /// beside them what the link carries by its speed and width. Every path is verified first: one that
+    /// hangs or lies is refused, and its bytes go through host memory.
+    P2p(BenchP2pFlags),
+}
+
+/// Flags of `beeline bench p2p`.
+#[derive(Args, Debug)]
+pub(crate) struct BenchP2pFlags {
+    /// Devices, separated by commas; all GPUs (or all simulated ones) by default
+    #[arg(long, value_name = "DEVICE", value_delimiter = ',')]
+    pub(crate) devices: Vec<String>,
+
+    /// Bytes of one copy; each device holds twice that
+    #[arg(long, value_name = "BYTES", value_parser = parse_size, default_value = "256M")]
+    pub(crate) bytes: u64,
 }
 
 /// Flags of `beeline rdma`.
@@ -427,6 +495,79 @@ pub(crate) struct RdmaClientFlags {
     pub(crate) nic: RdmaNicFlags,
 }
 
+/// Flags of `beeline cufile`.
+#[derive(Args, Debug)]
+pub(crate) struct CufileFlags {
+    #[command(subcommand)]
+    pub(crate) command: CufileCommand,
+}
+
+/// What to look at.
+#[derive(Debug, Subcommand)]
+pub(crate) enum CufileCommand {
+    /// Calls, bytes by route and CPU time of each process that left its statistics
+    Stats(CufileStatsFlags),
+}
+
+/// Flags of `beeline cufile stats`.
+#[derive(Args, Debug)]
+pub(crate) struct CufileStatsFlags {
+    /// Where they were left [BEELINE_CUFILE_STATS]
+    #[arg(value_name = "FOLDER")]
+    pub(crate) folder: Option<PathBuf>,
+}
+
+/// Flags of `beeline gdsio`.
+#[derive(Args, Debug)]
+pub(crate) struct GdsioFlags {
+    /// Folder with one file for each thread (gdsio.0, ...), made where they are missing
+    #[arg(
+        short = 'D',
+        value_name = "FOLDER",
+        required_unless_present = "file",
+        conflicts_with = "file"
+    )]
+    pub(crate) folder: Option<PathBuf>,
+
+    /// One file for all threads, each in a part of its own
+    #[arg(short = 'f', value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+
+    /// Ordinal of the GPU
+    #[arg(short = 'd', value_name = "N", default_value_t = 0)]
+    pub(crate) device: u32,
+
+    /// Threads
+    #[arg(short = 'w', value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) threads: u32,
+
+    /// Bytes of the data set, over all threads
+    #[arg(short = 's', value_name = "BYTES", default_value = "1G", value_parser = parse_size)]
+    pub(crate) size: u64,
+
+    /// Bytes of one request
+    #[arg(short = 'i', value_name = "BYTES", default_value = "1M", value_parser = parse_io)]
+    pub(crate) io_size: u64,
+
+    /// Transfer type: 0 and 2 single requests, 6 batches
+    #[arg(short = 'x', value_name = "N", default_value = "0", value_parser = parse_transfer)]
+    pub(crate) transfer: u8,
+
+    /// 0 read, 1 write, 2 random read, 3 random write
+    #[arg(short = 'I', value_name = "N", default_value_t = 0,
+          value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub(crate) operation: u8,
+
+    /// Go on for so many seconds instead of once over the data set
+    #[arg(short = 'T', value_name = "SECONDS", value_parser = parse_seconds)]
+    pub(crate) seconds: Option<Duration>,
+
+    /// Compare every request with its file
+    #[arg(short = 'V')]
+    pub(crate) verify: bool,
+}
+
 /// Flags of `beeline completions`.
 #[derive(Args, Debug)]
 pub(crate) struct CompletionsFlags {
@@ -502,6 +643,23 @@ fn link_parser() -> impl TypedValueParser<Value = LinkKind> {
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     parse_bytes(text)
         .ok_or_else(|| "write a whole number of bytes, as 4096, 64M or 2GiB".to_owned())
+}
+
+fn parse_io(text: &str) -> Result<u64, String> {
+    let fits = parse_bytes(text).filter(|bytes| (1..=1 << 30).contains(bytes));
+    fits.ok_or_else(|| "write a number of bytes from 1 to 1G, as 4096 or 1M".to_owned())
+}
+
+fn parse_transfer(text: &str) -> Result<u8, String> {
+    match text {
+        "0" => Ok(0),
+        "2" => Ok(2),
+        "6" => Ok(6),
+        "1" | "3" | "4" | "5" | "7" => {
+            Err("this transfer type is not measured here: 0, 2 or 6".into())
+        }
+        _ => Err("write 0, 2 or 6".to_owned()),
+    }
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {

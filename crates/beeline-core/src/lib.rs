@@ -11,6 +11,7 @@ extern crate alloc;
 
 pub mod addr;
 pub mod checks;
+pub mod collective;
 pub mod facts;
 pub mod model;
 pub mod mr;

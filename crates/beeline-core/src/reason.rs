@@ -105,6 +105,14 @@ codes! {
     NoGpuLink = "no-gpu-link", "the GPUs have no link of their own", "";
     PathUnknown = "path-unknown", "the facts do not show the way between them", "lspci -vvv as root, or nvidia-smi topo -m";
     ProbeTransfer = "probe-transfer", "a transfer over the path hung, failed or brought other bytes", "keep traffic off the path; look for address translation and redirecting ports";
+    // How a software NIC checks what it receives.
+    IcrcFull = "icrc-full", "all 32 bits of the packet check are checked", "";
+    IcrcHalf = "icrc-half", "a UDP socket hides the IPv4 identification: 16 of the 32 bits of the packet check remain", "grant CAP_NET_RAW for the raw link, or use IPv6";
+    SharedMemory = "shared-memory", "packets stay in memory that nothing else writes: there is nothing to check", "";
+
+    PredictedFastest = "predicted-fastest", "it is predicted to take the least time", "";
+    PredictedSlower = "predicted-slower", "it is predicted to take longer", "";
+    AlgorithmUnsuited = "algorithm-unsuited", "the algorithm does not do this call", "";
     GidUnusable = "gid-unusable", "the entry of the GID table cannot be used", "";
     PagesNotPinnable = "pages-not-pinnable", "the memory has no pages that a NIC's driver could hold", "register its dma-buf, or the device pointer";
     OnDemandUnsupported = "on-demand-unsupported", "the NIC has no on-demand regions", "";

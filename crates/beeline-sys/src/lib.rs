@@ -15,7 +15,9 @@ pub mod file;
 pub mod mem;
 pub mod net;
 pub mod nvml;
+pub mod nvrtc;
 #[doc(hidden)]
 pub mod testing;
 pub mod thread;
 pub mod uring;
+pub mod user;

@@ -129,7 +129,7 @@ impl UdpSocket {
         buffers: &mut [Vec<u8>],
         metas: &mut [Option<Received>],
     ) -> io::Result<usize> {
-        receive(self.fd.as_fd(), buffers, metas, None)
+        dispatch(self.fd.as_fd(), buffers, metas, None)
     }
 }
 
@@ -187,7 +187,7 @@ impl RawUdpSocket {
         metas: &mut [Option<Received>],
         heads: &mut [Headers; BATCH_MAX],
     ) -> io::Result<usize> {
-        receive(self.fd.as_fd(), buffers, metas, Some(heads))
+        dispatch(self.fd.as_fd(), buffers, metas, Some(heads))
     }
 }
 
@@ -197,16 +197,32 @@ impl AsFd for RawUdpSocket {
     }
 }
 
-fn receive(
+/// What a call asks the kernel with takes longer to prepare than a small datagram to receive: whoever
+/// asks for few does not pay for many.
+fn dispatch(
+    fd: BorrowedFd<'_>,
+    buffers: &mut [Vec<u8>],
+    metas: &mut [Option<Received>],
+    heads: Option<&mut [Headers; BATCH_MAX]>,
+) -> io::Result<usize> {
+    match buffers.len() {
+        0..=FEW => receive::<FEW>(fd, buffers, metas, heads),
+        _ => receive::<BATCH_MAX>(fd, buffers, metas, heads),
+    }
+}
+
+const FEW: usize = 2;
+
+fn receive<const MAX: usize>(
     fd: BorrowedFd<'_>,
     buffers: &mut [Vec<u8>],
     metas: &mut [Option<Received>],
     mut heads: Option<&mut [Headers; BATCH_MAX]>,
 ) -> io::Result<usize> {
-    let count = buffers.len().min(metas.len()).min(BATCH_MAX);
-    let mut names = [EMPTY_NAME; BATCH_MAX];
-    let mut vectors = [[EMPTY_VECTOR; 2]; BATCH_MAX];
-    let mut headers = [EMPTY_HEADER; BATCH_MAX];
+    let count = buffers.len().min(metas.len()).min(MAX);
+    let mut names = [EMPTY_NAME; MAX];
+    let mut vectors = [[EMPTY_VECTOR; 2]; MAX];
+    let mut headers = [EMPTY_HEADER; MAX];
     let head_len = if heads.is_some() { size_of::<Headers>() } else { 0 };
     for (i, buffer) in buffers.iter_mut().take(count).enumerate() {
         buffer.clear();
@@ -216,11 +232,13 @@ fn receive(
         }
         vectors[i][1].iov_base = buffer.as_mut_ptr().cast();
         vectors[i][1].iov_len = buffer.capacity();
-        headers[i].msg_hdr = message(&mut names[i], NAME_LEN, &mut vectors[i][0]);
-        headers[i].msg_hdr.msg_iovlen = 2;
+        // One vector where one is enough: the kernel has a shorter way for it.
+        let first = usize::from(heads.is_none());
+        headers[i].msg_hdr = message(&mut names[i], NAME_LEN, &mut vectors[i][first]);
+        headers[i].msg_hdr.msg_iovlen = 2 - first;
     }
     // SAFETY: the first `count` headers point at names and pairs of vectors on this stack frame, and the
-    // vectors at nothing or a whole element of `heads`, and at the whole capacity of buffers, all
+    // vectors at a whole element of `heads` where there are two, and at the whole capacity of buffers, all
     // borrowed exclusively; all outlive the call, which keeps none.
     let received = unsafe {
         libc::recvmmsg(

@@ -1,11 +1,12 @@
 //! File to device, against bare loops, in one run.
 //!
 //! `cargo bench -p beeline --bench storage -- [--to DEVICE] [--file PATH] [--gib N] [--runs N]
-//! [--once warm|cold|mixed [--route NAME] | --raw | --context-only]`
+//! [--once warm|cold|mixed [--route NAME] | --raw | --memory | --context-only]`
 //!
 //! With `--file`, a file that exists is read as it is; its size is a multiple of 64 MiB. `--once`
 //! runs the engine alone, `--raw` the direct read, and prints a JSON object a run, for a script that
-//! compares them with others; `--context-only` opens the device and leaves.
+//! compares them with others; `--memory` loads once and says what memory that took beyond the data;
+//! `--context-only` opens the device and leaves.
 //!
 //! Every line is the median of the runs with the spread, in GB/s (10^9 bytes), with the CPU time of
 //! the whole process in seconds per GB and the routes the bytes took. The bytes of every engine run
@@ -24,10 +25,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use beeline::config::Config;
+use beeline::config::{Config, SLOT_BYTES};
 use beeline::core::segment::Segment;
 use beeline::gpu::{Buffer, Gpu};
 use beeline::storage::{Engine, File, Report, Request, StorageRoute};
@@ -46,6 +47,8 @@ struct Setup {
     gpu: Gpu,
     device: Buffer,
     engine: Engine,
+    /// Free device memory with the context there and nothing else.
+    free_before: u64,
     /// Taken from the file after the first run where it was not made here: reading it before would
     /// warm every cache below.
     crc: OnceLock<u32>,
@@ -72,6 +75,9 @@ fn main() {
     let setup = Setup::new(&args);
     if args.iter().any(|arg| arg == "--raw") {
         return setup.raw();
+    }
+    if args.iter().any(|arg| arg == "--memory") {
+        return setup.memory();
     }
     if let Some(cache) = value(&args, "--once") {
         return setup.once(&cache, value(&args, "--route").map(|name| name.parse().unwrap()));
@@ -135,13 +141,14 @@ impl Setup {
             }
         };
         assert_eq!(size % STRETCH, 0, "the file is a multiple of 64 MiB");
+        let free_before = gpu.memory().unwrap().free;
         let device = gpu.alloc(size).unwrap();
         let engine = Engine::new(&gpu, Config::from_env());
         engine.warm_up(Config::from_env().pool_bytes).unwrap();
         let stream = gpu.stream().unwrap();
         stream.fill(&device, 0, size, 0).unwrap();
         stream.synchronize(Instant::now() + Duration::from_secs(300)).unwrap();
-        Self { path, size, runs, gpu, device, engine, crc }
+        Self { path, size, runs, gpu, device, engine, free_before, crc }
     }
 
     /// One run of the engine, context, pool and destination ready, as JSON.
@@ -166,6 +173,48 @@ impl Setup {
             );
         }
         self.compare();
+    }
+
+    /// One load while a thread watches the device's free memory: what the load takes beyond its data,
+    /// on the device and pinned, and what is missing once everything is dropped. As JSON, in bytes.
+    fn memory(self) {
+        self.prepare(Cache::Warm);
+        let done = AtomicBool::new(false);
+        let lowest = std::thread::scope(|scope| {
+            let watch = scope.spawn(|| {
+                let mut lowest = u64::MAX;
+                while !done.load(Ordering::Relaxed) {
+                    lowest = lowest.min(self.gpu.memory().unwrap().free);
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                lowest
+            });
+            self.engine(None);
+            done.store(true, Ordering::Relaxed);
+            watch.join().unwrap()
+        });
+        let device = (self.free_before - lowest).saturating_sub(self.size);
+        let pool = self.engine.pool_usage();
+        let pinned = pool.peak as u64 * SLOT_BYTES;
+        let Self { gpu, device: buffer, engine, free_before, path, size, .. } = self;
+        drop((engine, buffer));
+        let free_after = gpu.memory().unwrap().free;
+        // The driver keeps what the first streams of a process needed; whether Beeline leaves
+        // anything shows in what a second load adds.
+        let engine = Engine::new(&gpu, Config::from_env());
+        let buffer = gpu.alloc(size).unwrap();
+        let file = Arc::new(File::open(&path).unwrap());
+        let all = Segment { file: 0, file_offset: 0, device_offset: 0, len: size };
+        engine.run(Request::read(vec![file], vec![all], buffer.clone())).unwrap();
+        drop((engine, buffer));
+        let (first, second) = (
+            free_before.saturating_sub(free_after),
+            free_after.saturating_sub(gpu.memory().unwrap().free),
+        );
+        println!(
+            "{{\"device_beyond_data\":{device},\"pinned\":{pinned},\"left_by_the_first_load\":{first},\
+             \"left_by_the_second\":{second}}}"
+        );
     }
 
     /// The raw read alone, as JSON.

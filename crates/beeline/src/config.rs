@@ -137,6 +137,122 @@ impl CudaConfig {
     }
 }
 
+/// What tells this host from others, where `BEELINE_HOST_ID` says it; otherwise the kernel's boot identifier does.
+pub(crate) fn host_id() -> Option<String> {
+    text("BEELINE_HOST_ID").filter(|id| !id.is_empty())
+}
+
+/// What `torchrun` (and everything that follows it) tells a process of a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LaunchConfig {
+    /// Number of this process among all, from 0.
+    pub rank: u32,
+    /// How many processes there are.
+    pub ranks: u32,
+    /// Number among those of this host: the device to take.
+    pub local_rank: u32,
+    /// Host name or address of rank 0.
+    pub address: String,
+    /// The port of the launcher's own store; communicators listen on the next one.
+    pub port: u16,
+    /// Name of the job, which all its processes know.
+    pub job: String,
+}
+
+impl LaunchConfig {
+    /// Reads `RANK`, `WORLD_SIZE`, `LOCAL_RANK` (the rank where it is absent), `MASTER_ADDR`, `MASTER_PORT` and
+    /// `TORCHELASTIC_RUN_ID`, and takes `BEELINE_COMM_SECRET` into the job's name. `None` where one of the first
+    /// is missing or no number.
+    pub fn from_env() -> Option<Self> {
+        let number = |name| text(name)?.trim().parse::<u32>().ok();
+        let rank = number("RANK")?;
+        let job = text("TORCHELASTIC_RUN_ID").unwrap_or_default();
+        Some(Self {
+            rank,
+            ranks: number("WORLD_SIZE").filter(|ranks| rank < *ranks)?,
+            local_rank: number("LOCAL_RANK").unwrap_or(rank),
+            address: text("MASTER_ADDR")?,
+            port: text("MASTER_PORT")?.trim().parse().ok()?,
+            job: job + &text("BEELINE_COMM_SECRET").unwrap_or_default(),
+        })
+    }
+}
+
+/// Choices for communicators: `BEELINE_COMM_TIMEOUT` (seconds until a missing rank is an error),
+/// `BEELINE_COMM_PATH` (`auto`, `staged`), `BEELINE_COMM_CHUNK_BYTES`.
+pub(crate) fn comm_seconds() -> Option<u64> {
+    number("BEELINE_COMM_TIMEOUT").map(|seconds| seconds.clamp(1, 86_400))
+}
+
+/// Whether every communicator goes through host memory (`BEELINE_COMM_PATH=staged`).
+pub(crate) fn comm_staged() -> bool {
+    text("BEELINE_COMM_PATH").is_some_and(|path| path == "staged")
+}
+
+/// Bytes of shared memory of a rank on the staged path.
+pub(crate) fn comm_chunk_bytes() -> Option<u64> {
+    number("BEELINE_COMM_CHUNK_BYTES")
+}
+
+/// How a thread waits for a copy of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Waiting {
+    /// By a word while few threads copy, by asking the driver while many do.
+    #[default]
+    Auto,
+    /// It looks at a word of memory that the stream writes.
+    Word,
+    /// It asks for an event; large copies go through streams of their own too.
+    Event,
+    /// It asks the driver for the stream.
+    Driver,
+}
+
+/// Settings of the cuFile library (`beeline::cufile`) that come from the environment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CufileConfig {
+    /// How a thread waits for copies.
+    pub waiting: Waiting,
+    /// The file of settings.
+    pub json: Option<PathBuf>,
+    /// Every variable that starts with `CUFILE_`.
+    pub env: std::collections::BTreeMap<String, String>,
+    /// The version to report, as `1000 * major + 10 * minor`; 1200 where nothing is said.
+    pub version: Option<u32>,
+    /// What `BEELINE_LOG` says: `error`, `warn`, `info` or `debug`.
+    pub log: Option<String>,
+    /// Where statistics are left for `beeline cufile stats`.
+    pub stats_folder: Option<PathBuf>,
+}
+
+impl CufileConfig {
+    /// Reads `CUFILE_*`, `BEELINE_LOG`, `BEELINE_CUFILE_WAIT` (`auto`, `word`, `event`, `driver`),
+    /// `BEELINE_CUFILE_VERSION` and `BEELINE_CUFILE_STATS` (a folder).
+    pub fn from_env() -> Self {
+        let all = std::env::vars_os().filter_map(|(name, value)| {
+            let name = name.into_string().ok().filter(|name| name.starts_with("CUFILE_"))?;
+            Some((name, value.to_string_lossy().into_owned()))
+        });
+        let path = |name: &str| std::env::var_os(name).filter(|p| !p.is_empty()).map(PathBuf::from);
+        let usual = PathBuf::from("/etc/cufile.json");
+        Self {
+            waiting: match text("BEELINE_CUFILE_WAIT").as_deref() {
+                Some("word") => Waiting::Word,
+                Some("event") => Waiting::Event,
+                Some("driver") => Waiting::Driver,
+                _ => Waiting::Auto,
+            },
+            json: path("CUFILE_ENV_PATH_JSON").or_else(|| usual.is_file().then_some(usual)),
+            env: all.collect(),
+            version: number("BEELINE_CUFILE_VERSION").and_then(|n| u32::try_from(n).ok()),
+            log: text("BEELINE_LOG"),
+            stats_folder: path("BEELINE_CUFILE_STATS"),
+        }
+    }
+}
+
 /// The variables this library reads that carry a value it cannot use, as `NAME=value`.
 pub fn env_problems() -> Vec<String> {
     const NUMBERS: &[&str] = &[
@@ -148,6 +264,8 @@ pub fn env_problems() -> Vec<String> {
         "BEELINE_IO_URING",
         "BEELINE_SIM_DEVICES",
         "BEELINE_SIM_MEMORY",
+        "BEELINE_COMM_TIMEOUT",
+        "BEELINE_COMM_CHUNK_BYTES",
     ];
     let mut problems: Vec<String> = NUMBERS
         .iter()

@@ -5,11 +5,14 @@
 //! shows the plan of a file and a device; every result reports the routes its bytes really took.
 #![deny(unsafe_code)]
 
+pub mod collective;
 pub mod config;
+pub mod cufile;
 pub mod error;
 pub mod gpu;
 pub mod memory;
 pub mod model;
+pub mod p2p;
 pub mod probe;
 pub mod storage;
 pub mod verbs;

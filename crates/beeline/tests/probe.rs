@@ -197,3 +197,28 @@ fn a_storage_route_refused_at_run_time_has_the_code_of_plan_and_doctor() {
     assert_eq!(report.of("kernel-no-p2pdma")[0].reason, Some(refused));
     assert!(report.of("kernel-no-p2pdma")[0].message.contains("CONFIG_PCI_P2PDMA"));
 }
+
+fn packed(text: &[u8]) -> Vec<u8> {
+    let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    std::io::Write::write_all(&mut packer, text).unwrap();
+    packer.finish().unwrap()
+}
+
+#[test]
+fn the_running_kernel_is_asked_before_its_package() {
+    let bomb = packed(&vec![b'#'; 64 << 20]);
+    assert!(bomb.len() < 1 << 20);
+    for (config, wanted) in [
+        (packed(b"CONFIG_PCI=y\nCONFIG_PCI_P2PDMA=y\n"), "y"),
+        // Not the kernel's: cut off, no gzip, or more than any kernel has to say.
+        (packed(b"CONFIG_PCI_P2PDMA=y\n")[..20].to_vec(), ""),
+        (b"CONFIG_PCI_P2PDMA=y\n".to_vec(), ""),
+        (bomb, ""),
+    ] {
+        let root = tempfile::tempdir().unwrap();
+        captured(root.path());
+        put(root.path(), "proc/config.gz", config);
+        let machine = gather(&Options { root: root.path().to_owned(), ..Options::default() });
+        assert_eq!(machine.platform.config["CONFIG_PCI_P2PDMA"].value, wanted);
+    }
+}

@@ -82,6 +82,19 @@ export! {
             .map_err(|_| Cu::INVALID_CONTEXT)
     }
 
+    fn cuDevicePrimaryCtxGetState(device: i32, flags: Out<u32>, active: Out<i32>) {
+        let retained = driver()?.device(device)?.retained.load(Ordering::Relaxed);
+        flags.set(0)?;
+        active.set(i32::from(retained > 0))
+    }
+
+    fn cuCtxSetCurrent(context: *mut c_void) {
+        state::pop();
+        if context.is_null() { return Ok(()); }
+        state::push(context_index(context)?);
+        Ok(())
+    }
+
     fn cuCtxPushCurrent_v2(context: *mut c_void) {
         state::push(context_index(context)?);
         Ok(())
@@ -94,6 +107,11 @@ export! {
     fn cuCtxGetCurrent(context: Out<*mut c_void>) {
         driver()?;
         context.set(state::top().map_or(std::ptr::null_mut(), handle_of))
+    }
+
+    fn cuCtxGetDevice(device: Out<i32>) {
+        driver()?;
+        device.set(i32::try_from(state::top().ok_or(Cu::INVALID_CONTEXT)?).unwrap_or(0))
     }
 
     fn cuThreadExchangeStreamCaptureMode(mode: *mut i32) {

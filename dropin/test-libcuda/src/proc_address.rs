@@ -41,6 +41,7 @@ functions! {
     "cuCtxPushCurrent" 4000 cuCtxPushCurrent_v2;
     "cuCtxPopCurrent" 4000 cuCtxPopCurrent_v2;
     "cuCtxGetCurrent" 4000 cuCtxGetCurrent;
+    "cuCtxGetDevice" 2000 cuCtxGetDevice;
     "cuThreadExchangeStreamCaptureMode" 10010 cuThreadExchangeStreamCaptureMode;
     "cuMemGetInfo" 3020 cuMemGetInfo_v2;
     "cuMemAlloc" 3020 cuMemAlloc_v2;
@@ -67,6 +68,14 @@ functions! {
     "cuMemcpyPeerAsync" 4000 cuMemcpyPeerAsync;
     "cuMemsetD8Async" 3020 cuMemsetD8Async;
     "cuStreamCreate" 2000 cuStreamCreate;
+    "cuStreamCreateWithPriority" 5050 cuStreamCreateWithPriority;
+    "cuStreamQuery" 2000 cuStreamQuery;
+    "cuStreamSynchronize" 2000 cuStreamSynchronize;
+    "cuDevicePrimaryCtxGetState" 7000 cuDevicePrimaryCtxGetState;
+    "cuCtxSetCurrent" 4000 cuCtxSetCurrent;
+    "cuMemcpyHtoD" 3020 cuMemcpyHtoD_v2;
+    "cuMemcpyDtoH" 3020 cuMemcpyDtoH_v2;
+    "cuMemsetD8" 3020 cuMemsetD8_v2;
     "cuStreamDestroy" 4000 cuStreamDestroy_v2;
     "cuStreamGetCtx" 9020 cuStreamGetCtx;
     "cuStreamWaitEvent" 3020 cuStreamWaitEvent;

@@ -23,6 +23,50 @@ export! {
         stream.set(handle)
     }
 
+    fn cuStreamCreateWithPriority(stream: Out<u64>, flags: u32, _priority: i32) {
+        match cuStreamCreate(stream, flags) { 0 => Ok(()), code => Err(Cu(code)) }
+    }
+
+    fn cuStreamQuery(stream: u64) {
+        let driver = driver()?;
+        driver.current_unsafe()?;
+        let (index, stream) = driver.queue(stream)?;
+        let done = stream.record().and_then(|event| event.is_done());
+        match done.map_err(|error| driver.code(index, &error)) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Cu::NOT_READY),
+            Err(code) => Err(code),
+        }
+    }
+
+    fn cuStreamSynchronize(stream: u64) {
+        let driver = driver()?;
+        driver.current_unsafe()?;
+        let (index, stream) = driver.queue(stream)?;
+        finish(driver, index, &stream)
+    }
+
+    fn cuMemcpyHtoD_v2(dst: u64, src: *const c_void, len: usize) {
+        driver()?.current_unsafe()?;
+        host_copy(driver()?, dst, src.cast_mut(), len as u64, 0, true)?;
+        let (index, stream) = driver()?.queue(0)?;
+        finish(driver()?, index, &stream)
+    }
+
+    fn cuMemcpyDtoH_v2(dst: *mut c_void, src: u64, len: usize) {
+        driver()?.current_unsafe()?;
+        host_copy(driver()?, src, dst, len as u64, 0, false)?;
+        let (index, stream) = driver()?.queue(0)?;
+        finish(driver()?, index, &stream)
+    }
+
+    fn cuMemsetD8_v2(dst: u64, value: u8, len: usize) {
+        driver()?.current_unsafe()?;
+        match cuMemsetD8Async(dst, value, len, 0) { 0 => {}, code => return Err(Cu(code)) }
+        let (index, stream) = driver()?.queue(0)?;
+        finish(driver()?, index, &stream)
+    }
+
     fn cuStreamDestroy_v2(stream: u64) {
         driver()?.objects().streams.remove(&stream).map(drop).ok_or(Cu::INVALID_HANDLE)
     }

@@ -6,7 +6,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use beeline::core::checks::{self, Finding, Report, Severity, Status};
-use beeline::core::facts::{Kind, Machine, json, read, read_tree};
+use beeline::core::facts::{Kind, Machine, Source, json, read, read_tree};
 use beeline::probe::{self, Options};
 use serde_json::{Value, json};
 
@@ -160,7 +160,7 @@ fn collect(
 
 fn add_json(answer: &mut Answer, machine: &Machine, report: &Report) -> Result<(), Failure> {
     let failed = |error: serde_json::Error| Failure::failed("io-failed", error.to_string());
-    let source = |source: &beeline::core::facts::Source| {
+    let source = |source: &Source| {
         json!({
             "name": source.name,
             "kind": source.kind.as_str(),
@@ -212,7 +212,13 @@ const LINES_MAX: usize = 32;
 
 fn as_text(machine: &Machine, report: &Report, all: bool) -> String {
     let mut out = String::new();
-    for source in machine.sources.iter().filter(|source| source.kind != Kind::Live) {
+    let live = machine.sources.iter().any(|source| source.kind == Kind::Live);
+    if live {
+        // What this machine has is no news; what could not be read in full is.
+        let _ = writeln!(out, "this machine, from {} sources", machine.sources.len());
+    }
+    let given = |source: &&Source| source.kind != Kind::Live && (!live || source.truncated);
+    for source in machine.sources.iter().filter(given) {
         let cut = if source.truncated { ", cut short: what is missing stays unknown" } else { "" };
         let _ = writeln!(out, "{}: {}{cut}", printable(&source.name), source.kind.what());
     }
@@ -250,7 +256,9 @@ fn as_text(machine: &Machine, report: &Report, all: bool) -> String {
 fn finding_text(finding: &Finding, out: &mut String) {
     // A title says what is wrong when a check fails: beside a pass it would mislead.
     if finding.status == Status::Pass || finding.status == Status::Skip {
-        let word = status_word(finding.status).to_uppercase();
+        // A pass with a remedy is a remark: nothing is wrong, and something could be there.
+        let is_remark = finding.status == Status::Pass && !finding.remedies.is_empty();
+        let word = if is_remark { "note" } else { status_word(finding.status) }.to_uppercase();
         let _ = writeln!(out, "{word} [{}] {}", finding.check, printable(&finding.message));
     } else {
         failed_text(finding, out);

@@ -5,7 +5,9 @@ use beeline::storage::{File, Operation, Plan, RouteShare, StorageRequest, Storag
 use serde_json::{Map, Value, json};
 
 use super::explain_ends::Name;
-use super::{Context, device_json, explain_addresses, explain_ends, label, what};
+use super::{
+    Context, device_json, explain_addresses, explain_collective, explain_ends, label, what,
+};
 use crate::failure::{Failure, reason_json};
 use crate::flags::ExplainFlags;
 use crate::output::{self, Answer};
@@ -17,6 +19,14 @@ use crate::output::{self, Answer};
 pub(crate) fn run(flags: &ExplainFlags, context: &Context) -> Result<Answer, Failure> {
     if flags.addresses {
         return explain_addresses::run(&flags.file.to_string_lossy(), context);
+    }
+    if let Some(kind) = explain_collective::named(flags) {
+        return explain_collective::run(kind, flags);
+    }
+    if flags.ranks.is_some() || flags.bytes.is_some() || flags.graph {
+        let text = "--ranks, --bytes and --graph are for a plan of a collective";
+        return Err(Failure::refused("usage", text)
+            .hint("name one, as in `beeline explain allreduce --ranks 8 --bytes 64M`"));
     }
     let from = flags.file.to_str().and_then(Name::parse).filter(|_| !flags.file.exists());
     if let Some(from) = &from {

@@ -24,13 +24,14 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    /// `host`, `gpu:0`, `nic:mlx5_0`, `remote:mlx5_0` (a remote GPU through that NIC).
+    /// `host`, `gpu:0` or `cuda:0`, `nic:mlx5_0`, `remote:mlx5_0` (a remote GPU through that NIC).
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let named = |prefix: &str| text.strip_prefix(prefix).filter(|name| !name.is_empty());
         if text == "host" {
             return Some(Self::Host);
         }
-        if let Some(number) = named("gpu:") {
+        // `gpu:` counts what a record names, which may have no CUDA; on a live machine both are one.
+        if let Some(number) = named("gpu:").or_else(|| named("cuda:")) {
             return number.parse().ok().map(Self::Gpu);
         }
         named("nic:")
@@ -158,6 +159,7 @@ mod tests {
         for (text, expected) in [
             ("host", Some(Name::Host)),
             ("gpu:1", Some(Name::Gpu(1))),
+            ("cuda:0", Some(Name::Gpu(0))),
             ("nic:mlx5_0", Some(Name::Nic("mlx5_0".to_owned()))),
             ("remote:mlx5_0", Some(Name::Remote("mlx5_0".to_owned()))),
             ("gpu:", None),

@@ -188,6 +188,7 @@ fn transfers(out: &mut String, report: &Report) {
             Outcome::Verified => "\u{2713}",
             Outcome::NotRun => "?",
             Outcome::Differs | Outcome::Hung | Outcome::Failed => "\u{2717}",
+            Outcome::Absent => "\u{2013}",
         };
         let mut remarks = vec![escape(&transfer.note)];
         if transfer.simulated {

@@ -1,12 +1,16 @@
 //! The commands, one file each, and what they share: devices, engines, the plan's words.
 
+mod bench;
 mod completions;
 mod copy;
+mod cufile;
 mod devices;
 mod doctor;
 mod explain;
 mod explain_addresses;
+mod explain_collective;
 mod explain_ends;
+mod gdsio;
 mod html;
 mod load;
 mod man;
@@ -41,7 +45,10 @@ pub(crate) fn run(command: &Command, context: &Context) -> Result<Answer, Failur
         Command::Doctor(flags) => doctor::run(flags, context),
         Command::ProbeWorker => probe::worker(),
         Command::Topo(flags) => topo::run(flags),
+        Command::Cufile(flags) => cufile::run(flags, context),
+        Command::Gdsio(flags) => gdsio::run(flags, context),
         Command::Rdma(flags) => rdma::run(flags, context),
+        Command::Bench(flags) => bench::run(flags, context),
         Command::Completions(flags) => completions::run(flags),
         Command::Man(flags) => man::run(flags),
     };

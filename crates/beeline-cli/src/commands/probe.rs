@@ -18,7 +18,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// How long all of them may take together.
 const DEADLINE_ALL: Duration = Duration::from_secs(300);
 /// Bytes of one copy between GPUs, and between simulated ones.
-const BYTES: u64 = 64 << 20;
+const BYTES: u64 = 128 << 20;
 const BYTES_SIMULATED: u64 = 8 << 20;
 
 /// The transfers of this machine, none where they were not asked for. GPUs that are there and do not

@@ -3,9 +3,12 @@
 //! A server lends memory to one client at a time. Both tell each other their identifiers over a control
 //! connection (TCP, or a Unix socket with `--local`), which also tells the server when a client is done.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
-use std::os::unix::net::{UnixListener, UnixStream};
+mod measure;
+mod stream;
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -13,8 +16,10 @@ use beeline::verbs::{
     Completion, CompletionOp, Connect, Context as RdmaContext, Cq, Endpoint, Mr, Nic, Payload, Qp,
     QpCaps, QpKind, RecvWr, RemoteMemory, SendOp, SendWr, SoftOptions, Status,
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use self::measure::Run;
+use self::stream::{Listener, Stream};
 use super::Context;
 use super::rdma_memory::{Lent, Place, Room};
 use crate::failure::Failure;
@@ -92,132 +97,6 @@ fn lent(words: &[Lent]) -> (u64, Place) {
         }
     }
     (bytes, place)
-}
-
-/// Where clients come in.
-enum Listener {
-    Tcp(TcpListener),
-    Unix { listener: UnixListener, path: std::path::PathBuf },
-}
-
-/// A control connection.
-enum Stream {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
-
-impl Listener {
-    fn open(flags: &RdmaServeFlags) -> Result<(Self, Option<Nic>), Failure> {
-        if let Some(path) = &flags.nic.local {
-            let listener = UnixListener::bind(path).map_err(|error| connect_error(path, &error))?;
-            listener.set_nonblocking(true).map_err(io_failure)?;
-            output::note(&format!("listening on {}", path.display()));
-            return Ok((Self::Unix { listener, path: path.clone() }, None));
-        }
-        let addr = flags.bind.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-        let nic = Nic::soft(options(addr, &flags.nic))?;
-        let listener = TcpListener::bind((addr, flags.nic.port)).map_err(|error| {
-            let text = format!("cannot listen on {addr} port {}: {error}", flags.nic.port);
-            Failure::failed("io-failed", text)
-        })?;
-        listener.set_nonblocking(true).map_err(io_failure)?;
-        let at = listener.local_addr().map_err(io_failure)?;
-        output::note(&format!("listening on {at}"));
-        Ok((Self::Tcp(listener), Some(nic)))
-    }
-
-    /// The next client, if one is there.
-    fn accept(&self) -> Result<Option<Stream>, Failure> {
-        let accepted = match self {
-            Self::Tcp(listener) => listener.accept().map(|(stream, _)| Stream::Tcp(stream)),
-            Self::Unix { listener, .. } => {
-                listener.accept().map(|(stream, _)| Stream::Unix(stream))
-            }
-        };
-        match accepted {
-            Ok(stream) => stream.prepare().map(|()| Some(stream)).map_err(io_failure),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            Err(error) => Err(io_failure(error)),
-        }
-    }
-
-    /// The second connection of a local client, which joins the NICs.
-    fn accept_nic(&self) -> Result<UnixStream, Failure> {
-        let end = Instant::now() + PATIENCE;
-        while Instant::now() < end {
-            if let Some(Stream::Unix(stream)) = self.accept()? {
-                return Ok(stream);
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Err(Failure::failed("timed-out", "the client did not join its NIC within 10 s"))
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Self::Unix { path, .. } = self {
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
-impl Stream {
-    fn prepare(&self) -> io::Result<()> {
-        match self {
-            Self::Tcp(stream) => {
-                stream.set_nonblocking(false)?;
-                stream.set_nodelay(true)?;
-                stream.set_write_timeout(Some(PATIENCE))?;
-                stream.set_read_timeout(Some(PATIENCE))
-            }
-            Self::Unix(stream) => {
-                stream.set_nonblocking(false)?;
-                stream.set_write_timeout(Some(PATIENCE))?;
-                stream.set_read_timeout(Some(PATIENCE))
-            }
-        }
-    }
-
-    fn say(&mut self, line: &str) -> Result<(), Failure> {
-        let line = format!("{line}\n");
-        match self {
-            Self::Tcp(stream) => stream.write_all(line.as_bytes()),
-            Self::Unix(stream) => stream.write_all(line.as_bytes()),
-        }
-        .map_err(io_failure)
-    }
-
-    /// One line of at most 1 KiB. Nothing is read past it: the two sides take turns.
-    fn hear(&mut self) -> Result<String, Failure> {
-        let mut line = String::new();
-        let reader: &mut dyn Read = match self {
-            Self::Tcp(stream) => stream,
-            Self::Unix(stream) => stream,
-        };
-        BufReader::with_capacity(1, reader.take(1024)).read_line(&mut line).map_err(io_failure)?;
-        match line.trim_end().strip_prefix("error ") {
-            Some(text) => Err(Failure::refused("refused-by-peer", output::printable(text))),
-            None if line.ends_with('\n') => Ok(line.trim_end().to_owned()),
-            None => Err(Failure::failed("io-failed", "the other side ended the connection")),
-        }
-    }
-
-    /// Whether the other side has closed it.
-    fn is_closed(&mut self) -> bool {
-        let mut byte = [0];
-        let (read, _) = match self {
-            Self::Tcp(stream) => {
-                let _ = stream.set_nonblocking(true);
-                (stream.read(&mut byte), stream.set_nonblocking(false))
-            }
-            Self::Unix(stream) => {
-                let _ = stream.set_nonblocking(true);
-                (stream.read(&mut byte), stream.set_nonblocking(false))
-            }
-        };
-        !matches!(read, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
-    }
 }
 
 /// One end of a connection, with its memory.
@@ -362,8 +241,10 @@ fn client(
     let run = Run { side: &side, remote, len, slots, iterations: flags.iterations };
     let mut answer = Answer::of(&format!("rdma {what}"));
     let resolved = nic.open().resolved();
-    answer.line("link", &format!("{:?}, {}", resolved.link, resolved.why));
+    answer.line("link", &format!("{:?}: {}", resolved.link, resolved.why.title()));
     answer.set("link", format!("{:?}", resolved.link).to_lowercase());
+    answer.set("why", resolved.why.as_str());
+    answer.set("why_text", resolved.why.title());
     let simulated = if side.mem.is_simulated() { " (SIMULATED)" } else { "" };
     answer.line("memory", &format!("{} here{simulated}", flags.memory));
     answer.set("memory", flags.memory.to_string());
@@ -380,136 +261,6 @@ fn client(
     answer.set("compared", true);
     answer.set("results", rows.into_iter().map(|(_, json)| json).collect::<Vec<Value>>());
     Ok(answer)
-}
-
-/// What a client measures.
-struct Run<'a> {
-    side: &'a Side,
-    remote: RemoteMemory,
-    len: u32,
-    slots: u64,
-    iterations: u64,
-}
-
-impl Run<'_> {
-    /// One after the other. `ping` is half of a SEND there and a SEND back; the others are from the
-    /// post to the completion.
-    fn latency(&self, what: &'static str) -> Result<(String, Value), Failure> {
-        let (side, len) = (self.side, self.len);
-        self.prepare()?;
-        let mut nanos = Vec::new();
-        for turn in 0..self.iterations {
-            let start = Instant::now();
-            match what {
-                "ping" => {
-                    side.receive(len)?;
-                    side.post(turn, SendOp::Send { imm: None }, 0, len)?;
-                    while side.done()?.op != CompletionOp::Recv {}
-                }
-                "read" => {
-                    side.post(turn, SendOp::Read { remote: self.remote.at(0) }, 0, len)?;
-                    side.done()?;
-                }
-                _ => {
-                    let remote = self.remote.at(0);
-                    side.post(turn, SendOp::Write { remote, imm: None }, 0, len)?;
-                    side.done()?;
-                }
-            }
-            let spent = start.elapsed().as_nanos();
-            nanos.push(if what == "ping" { spent / 2 } else { spent });
-        }
-        // The completion of the last SEND may come behind the answer to it.
-        while side.cq.poll()?.is_some() {}
-        self.compare()?;
-        Ok(latency_row(what, u64::from(len), nanos))
-    }
-
-    /// Many at a time.
-    fn bandwidth(&self, what: &'static str) -> Result<(String, Value), Failure> {
-        self.prepare()?;
-        let bytes = u64::from(self.len);
-        let (mut posted, mut done) = (0_u64, 0_u64);
-        let start = Instant::now();
-        while done < self.iterations {
-            while posted < self.iterations && posted - done < self.slots {
-                let remote = self.remote.at(0);
-                let op = match what {
-                    "read" => SendOp::Read { remote },
-                    _ => SendOp::Write { remote, imm: None },
-                };
-                self.side.post(posted, op, posted % self.slots * bytes, self.len)?;
-                posted += 1;
-            }
-            self.side.done()?;
-            done += 1;
-        }
-        let seconds = start.elapsed().as_secs_f64();
-        self.compare()?;
-        let rate = output::gb_per_s(bytes.saturating_mul(done), seconds);
-        let messages = (seconds > 0.0).then(|| done as f64 / seconds / 1e6);
-        let text = format!(
-            " operation      #bytes #iterations   average GB/s    message rate Mpps\n \
-             {what:<9} {bytes:>11} {done:>11} {:>14} {:>20}\n",
-            output::figure(rate, "").trim(),
-            messages.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.6}")),
-        );
-        let json = json!({
-            "operation": what, "gb_per_s": rate, "million_messages_per_s": messages,
-        });
-        Ok((text, json))
-    }
-
-    /// The same pattern in every slot here, and in the server's memory.
-    fn prepare(&self) -> Result<(), Failure> {
-        let bytes = u64::from(self.len);
-        for slot in 0..self.slots {
-            self.side.mem.write(slot * bytes, &pattern(self.len))?;
-        }
-        let op = SendOp::Write { remote: self.remote.at(0), imm: None };
-        self.side.post(0, op, 0, self.len)?;
-        self.side.done().map(|_| ())
-    }
-
-    /// Here and there, the pattern is what it was.
-    fn compare(&self) -> Result<(), Failure> {
-        let (bytes, expected) = (u64::from(self.len), pattern(self.len));
-        let mut got = vec![0; self.len as usize];
-        let differ = || Failure::failed("bytes-differ", "the bytes that arrived differ");
-        for slot in 0..self.slots {
-            self.side.mem.read(slot * bytes, &mut got)?;
-            if got != expected {
-                return Err(differ());
-            }
-        }
-        self.side.mem.fill(0, bytes, 0)?;
-        self.side.post(0, SendOp::Read { remote: self.remote.at(0) }, 0, self.len)?;
-        self.side.done()?;
-        self.side.mem.read(0, &mut got)?;
-        if got == expected { Ok(()) } else { Err(differ()) }
-    }
-}
-
-fn latency_row(what: &str, bytes: u64, mut nanos: Vec<u128>) -> (String, Value) {
-    nanos.sort_unstable();
-    let us = |nanos: u128| nanos as f64 / 1e3;
-    let at = |share: usize| nanos.get(nanos.len() * share / 100).or(nanos.last()).copied();
-    let figure = |value: Option<u128>| us(value.unwrap_or(0));
-    let count = nanos.len().max(1) as u128;
-    let average = us(nanos.iter().sum::<u128>() / count);
-    let (min, typical, p99, max) =
-        (figure(at(0)), figure(at(50)), figure(at(99)), figure(nanos.last().copied()));
-    let text = format!(
-        " operation      #bytes #iterations   t_min us   t_max us t_typical us   t_avg us     99% us\n \
-         {what:<9} {bytes:>11} {:>11} {min:>10.2} {max:>10.2} {typical:>12.2} {average:>10.2} \
-         {p99:>10.2}\n",
-        nanos.len(),
-    );
-    let json = json!({
-        "operation": what, "us_min": min, "us_max": max, "us_typical": typical,
-        "us_average": average, "us_p99": p99,
-    });
-    (text, json)
 }
 
 /// Where a client's NIC is.
@@ -555,11 +306,6 @@ fn options(local: IpAddr, flags: &RdmaNicFlags) -> SoftOptions {
 
 fn connect() -> Connect {
     Connect::default()
-}
-
-/// Bytes that differ at every position, so that a shift or a hole shows.
-fn pattern(len: u32) -> Vec<u8> {
-    (0..len).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
 
 fn io_failure(error: io::Error) -> Failure {

@@ -4,8 +4,8 @@ use serde_json::Value;
 
 use crate::support::{Run, beeline_with};
 
-/// Paths between two devices: three of each with host and file, and two for each ordered pair.
-const PATHS: usize = 2 * 3 + 2 * 2;
+/// Paths of two devices: three of each with host and file, two for each ordered pair, one dma-buf each.
+const PATHS: usize = 2 * 3 + 2 * 2 + 2;
 
 fn probe(more: &[&str]) -> Run {
     let env = [("BEELINE_SIM_DEVICES", "2"), ("BEELINE_SIM_MEMORY", "256M")];
@@ -25,8 +25,18 @@ fn transfers(answer: &Value) -> Vec<(String, String)> {
         .collect()
 }
 
+/// Faults are injected into simulated devices, which a machine with a GPU does not probe.
 fn has_gpu() -> bool {
-    std::path::Path::new("/dev/nvidiactl").exists()
+    let found = std::path::Path::new("/dev/nvidiactl").exists();
+    if found {
+        println!("SKIP simulated-devices-only");
+    }
+    found
+}
+
+/// Without a fault: a simulated device of profile plain has no window to export.
+fn wanted(name: &str) -> &'static str {
+    if name.contains("dma-buf") { "absent" } else { "verified" }
 }
 
 #[test]
@@ -37,7 +47,7 @@ fn every_path_of_two_devices_is_moved_and_compared() {
     let answer = probe(&[]).json();
     let all = transfers(&answer);
     assert_eq!(all.len(), PATHS, "{all:?}");
-    assert!(all.iter().all(|(_, outcome)| outcome == "verified"), "{all:?}");
+    assert!(all.iter().all(|(name, outcome)| outcome == wanted(name)), "{all:?}");
     for path in [
         "sim:0 sim:1 sim:0",
         "sim:0 sim:1 sim:1",
@@ -46,11 +56,14 @@ fn every_path_of_two_devices_is_moved_and_compared() {
         "host sim:1 sim:1",
         "sim:1 host sim:1",
         "file sim:0 sim:0",
+        "sim:1 dma-buf sim:1",
     ] {
         assert!(all.iter().any(|(name, _)| name == path), "{path}: {all:?}");
     }
     let list = answer["transfers"].as_array().unwrap();
-    assert!(list.iter().all(|t| t["mb_per_s"].as_u64().is_some() && t["simulated"] == true));
+    let moves = |t: &&Value| t["to"]["name"] != "dma-buf";
+    assert!(list.iter().filter(moves).all(|t| t["mb_per_s"].as_u64().is_some()));
+    assert!(list.iter().all(|t| t["simulated"] == true));
     assert_eq!(answer["simulated"], true);
     let finding = of(&answer, "probe-transfer");
     assert_eq!(finding["status"], "pass");
@@ -76,7 +89,7 @@ fn a_path_that_lies_hangs_or_fails_is_a_finding_and_the_rest_still_runs() {
         let all = transfers(&answer);
         assert_eq!(all.len(), PATHS);
         for (index, (name, found)) in all.iter().enumerate() {
-            let expected = if index == at { outcome } else { "verified" };
+            let expected = if index == at { outcome } else { wanted(name) };
             assert_eq!(found, expected, "{fault}: {name}");
         }
         let finding = of(&answer, "probe-transfer");

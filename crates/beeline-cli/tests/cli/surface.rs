@@ -5,8 +5,19 @@ use std::process::Stdio;
 
 use super::support::{Run, beeline, command, folder, model};
 
-const COMMANDS: [&str; 9] =
-    ["load", "copy", "explain", "devices", "doctor", "topo", "rdma", "completions", "man"];
+const COMMANDS: [&str; 11] = [
+    "load",
+    "copy",
+    "explain",
+    "devices",
+    "doctor",
+    "topo",
+    "rdma",
+    "cufile",
+    "gdsio",
+    "completions",
+    "man",
+];
 
 #[test]
 fn the_help_says_what_this_is_and_what_simulated_means() {

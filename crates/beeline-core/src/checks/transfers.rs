@@ -45,6 +45,8 @@ pub enum Outcome {
     Failed,
     /// It could not be tried.
     NotRun,
+    /// The driver offers no such path, and says so.
+    Absent,
 }
 
 impl Outcome {
@@ -56,6 +58,7 @@ impl Outcome {
             Self::Hung => "hung",
             Self::Failed => "failed",
             Self::NotRun => "not-run",
+            Self::Absent => "absent",
         }
     }
 

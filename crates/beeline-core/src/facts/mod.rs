@@ -21,4 +21,4 @@ pub use machine::{
     Acs, Cell, Distance, Endpoint, Fact, Gpu, IommuType, Known, Link, Machine, Nic, Origin,
     P2pStatus, Parent, PciDevice, Port, PortKind, Source,
 };
-pub use parse::{Kind, ReadError, read, read_as, read_tree, register_functions};
+pub use parse::{Kind, ReadError, read, read_as, read_tree, register_functions, strip_comments};

@@ -11,24 +11,26 @@
 //!
 //! The same calls with the same times and the same [`Secret`] give the same answers.
 
+mod config;
+mod error;
+mod objects;
+
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
-use core::fmt;
-use core::net::IpAddr;
 
-use crate::mr::{
-    DeregisterError, Lkey, MemoryKind, MrTable, PdId, RegisterError, Registered, Registration,
-    Secret,
-};
+use crate::mr::{MrTable, PdId, Secret};
 use crate::roce::icrc::verify;
-use crate::roce::{Bth, Mtu, NakCode, Packet, Path, Place, Qpn, Service, Strength, UDP_PORT};
+use crate::roce::{Bth, NakCode, Packet, Path, Qpn, Service, Strength};
 use crate::time::Time;
 
 use super::memory::{MemFault, MemOp, MemQueue, MemToken};
-use super::qp::{Qp, QpInit};
-use super::queue::{Cq, CqId, CqOverrun, Notify, Pushed, RecvQueue, Srq, SrqId};
-use super::state::{AttrLimits, ModifyError, QpAttr, QpKind, QpState};
-use super::work::{Completion, PostError, RecvWr, SGES_MAX, SendWr};
+use super::qp::Qp;
+use super::queue::{Cq, CqId, CqOverrun, Notify, Pushed, Srq, SrqId};
+use super::state::{AttrLimits, QpKind, QpState};
+use super::work::{Completion, PostError, RecvWr, SendWr};
+
+pub use config::{AtomicReply, Config, ReadReplay};
+pub use error::{CreateError, DestroyError};
 
 /// Events waiting to be polled at most.
 const EVENTS_MAX: usize = 4096;
@@ -60,95 +62,6 @@ pub struct Engine {
     clocks: BTreeSet<(Time, Qpn)>,
     pds: BTreeMap<PdId, u32>,
     shared: Shared,
-}
-
-/// How a NIC is set up.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// Its one address.
-    pub local: IpAddr,
-    /// Largest path MTU of its port.
-    pub mtu: Mtu,
-    /// UDP source port of what it sends.
-    pub src_port: u16,
-    /// Packets of one queue pair outstanding at most, 2 or more. Linux rdma_rxe works with 128.
-    pub window_packets: u32,
-    /// Responses one READ request asks for at most; a longer READ goes out as several requests.
-    pub read_packets: u32,
-    /// READs and atomics outstanding at most, in either direction.
-    pub rd_atomic_max: u8,
-    /// Regions registered at most.
-    pub regions_max: usize,
-    /// How READ responses begin when a part of a READ is asked for again.
-    pub read_replay: ReadReplay,
-    /// Byte order of atomic results in memory.
-    pub atomic_reply: AtomicReply,
-    /// Whether its packets go through memory shared with a process of this host, rather than over a
-    /// network: they carry no check, and may name their payload (see [`crate::roce::packet::seal`]).
-    pub shared_memory: bool,
-}
-
-impl Config {
-    /// The usual set-up for an address.
-    pub const fn new(local: IpAddr) -> Self {
-        Self {
-            local,
-            mtu: Mtu::MAX,
-            src_port: UDP_PORT,
-            window_packets: 128,
-            read_packets: 128,
-            rd_atomic_max: 16,
-            regions_max: crate::mr::REGIONS_MAX,
-            read_replay: ReadReplay::Continue,
-            atomic_reply: AtomicReply::Native,
-            shared_memory: false,
-        }
-    }
-}
-
-/// The opcode of the first response when a READ is repeated from its middle. Received responses are
-/// judged by their sequence number, so either form is understood.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReadReplay {
-    /// As if the earlier responses had just been sent. This is what Linux rdma_rxe sends and expects.
-    Continue,
-    /// As for a new READ.
-    Restart,
-}
-
-impl ReadReplay {
-    pub(super) const fn place(self, replay: bool, index: u32, packets: u32) -> Place {
-        match self {
-            Self::Continue if replay => Place::of(index + 1, packets + 1),
-            _ => Place::of(index, packets),
-        }
-    }
-}
-
-/// Byte order in which an atomic's result lands in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AtomicReply {
-    /// The CPU's.
-    Native,
-    /// Big-endian, as devices that report `ATOMIC_HCA_REPLY_BE` do: the consumer swaps.
-    BigEndian,
-}
-
-impl AtomicReply {
-    pub(super) const fn bytes(self, original: u64) -> [u8; 8] {
-        match self {
-            Self::Native => original.to_ne_bytes(),
-            Self::BigEndian => original.to_be_bytes(),
-        }
-    }
-
-    /// The value of a result as it stands in memory.
-    pub const fn value(self, bytes: [u8; 8]) -> u64 {
-        match self {
-            Self::Native => u64::from_ne_bytes(bytes),
-            Self::BigEndian => u64::from_be_bytes(bytes),
-        }
-    }
 }
 
 /// A datagram to be sent.
@@ -266,194 +179,6 @@ impl Engine {
     /// What happened so far.
     pub const fn counters(&self) -> &Counters {
         &self.shared.counters
-    }
-
-    /// Makes a protection domain.
-    pub fn create_pd(&mut self) -> Result<PdId, CreateError> {
-        limit(self.pds.len(), "protection domains")?;
-        let pd = PdId(self.shared.next_object());
-        self.pds.insert(pd, 0);
-        Ok(pd)
-    }
-
-    /// Removes a protection domain that nothing belongs to.
-    pub fn destroy_pd(&mut self, pd: PdId) -> Result<(), DestroyError> {
-        match self.pds.get(&pd) {
-            None => Err(DestroyError::Unknown),
-            Some(0) => {
-                self.pds.remove(&pd);
-                Ok(())
-            }
-            Some(users) => Err(DestroyError::InUse { users: *users }),
-        }
-    }
-
-    /// Registers memory.
-    pub fn register(&mut self, region: Registration) -> Result<Registered, RegisterError> {
-        let registered = self.shared.mrs.register(region)?;
-        self.use_pd(region.pd, true);
-        Ok(registered)
-    }
-
-    /// Removes a region of a protection domain. Refused while it is in use.
-    pub fn deregister(&mut self, pd: PdId, lkey: Lkey) -> Result<(), DeregisterError> {
-        self.shared.mrs.deregister(lkey)?;
-        self.use_pd(pd, false);
-        Ok(())
-    }
-
-    /// Takes every right from a region at once; see [`MrTable::revoke`].
-    pub fn revoke(&mut self, lkey: Lkey) -> Option<u32> {
-        self.shared.mrs.revoke(lkey)
-    }
-
-    /// Accesses of a region under way; see [`MrTable::in_flight`].
-    pub fn in_flight(&self, lkey: Lkey) -> Option<u32> {
-        self.shared.mrs.in_flight(lkey)
-    }
-
-    /// What kind of memory a region is.
-    pub fn memory_kind(&self, lkey: Lkey) -> Option<MemoryKind> {
-        self.shared.mrs.kind(lkey)
-    }
-
-    /// Makes a completion queue of `capacity` entries.
-    pub fn create_cq(&mut self, capacity: u32) -> Result<CqId, CreateError> {
-        limit(self.shared.cqs.len(), "completion queues")?;
-        entries("completion queue entries", capacity)?;
-        let id = self.shared.next_object();
-        self.shared.cqs.insert(id, Cq::new(capacity));
-        Ok(CqId(id))
-    }
-
-    /// Removes a completion queue that no queue pair reports to.
-    pub fn destroy_cq(&mut self, cq: CqId) -> Result<(), DestroyError> {
-        let users = self.shared.cqs.get(&cq.0).ok_or(DestroyError::Unknown)?.users;
-        if users > 0 {
-            return Err(DestroyError::InUse { users });
-        }
-        self.shared.cqs.remove(&cq.0);
-        Ok(())
-    }
-
-    /// Makes a shared receive queue.
-    pub fn create_srq(
-        &mut self,
-        pd: PdId,
-        max_wr: u32,
-        max_sge: u32,
-    ) -> Result<SrqId, CreateError> {
-        limit(self.shared.srqs.len(), "shared receive queues")?;
-        entries("shared receive queue entries", max_wr)?;
-        sges("scatter/gather elements", max_sge)?;
-        if !self.pds.contains_key(&pd) {
-            return Err(CreateError::Unknown { what: "protection domain" });
-        }
-        let id = self.shared.next_object();
-        let queue = RecvQueue::new(max_wr, max_sge as usize);
-        self.shared.srqs.insert(id, Srq { pd, queue, limit: 0, users: 0 });
-        self.use_pd(pd, true);
-        Ok(SrqId(id))
-    }
-
-    /// Asks for one [`Event::SrqLimit`] when fewer than `limit` receives are left.
-    pub fn arm_srq(&mut self, srq: SrqId, limit: u32) -> Result<(), PostError> {
-        self.shared.srqs.get_mut(&srq.0).ok_or(PostError::Unknown)?.limit = limit;
-        Ok(())
-    }
-
-    /// Removes a shared receive queue that no queue pair takes from.
-    pub fn destroy_srq(&mut self, srq: SrqId) -> Result<(), DestroyError> {
-        let users = self.shared.srqs.get(&srq.0).ok_or(DestroyError::Unknown)?.users;
-        if users > 0 {
-            return Err(DestroyError::InUse { users });
-        }
-        if let Some(mut removed) = self.shared.srqs.remove(&srq.0) {
-            removed.queue.clear(&mut self.shared.mrs);
-            self.use_pd(removed.pd, false);
-        }
-        Ok(())
-    }
-
-    /// Makes a queue pair in RESET.
-    pub fn create_qp(&mut self, init: QpInit) -> Result<Qpn, CreateError> {
-        limit(self.qps.len(), "queue pairs")?;
-        entries("max_send_wr", init.max_send_wr)?;
-        sges("max_send_sge", init.max_send_sge)?;
-        if init.max_inline > INLINE_BYTES_MAX {
-            let (value, max) = (init.max_inline, INLINE_BYTES_MAX);
-            return Err(CreateError::TooMany { what: "max_inline", value, max });
-        }
-        if init.kind == QpKind::Ud && self.shared.config.shared_memory {
-            return Err(CreateError::Unsupported { what: "a datagram queue pair on a local link" });
-        }
-        let unknown = |what| CreateError::Unknown { what };
-        if !self.pds.contains_key(&init.pd) {
-            return Err(unknown("protection domain"));
-        }
-        for cq in [init.send_cq, init.recv_cq] {
-            if !self.shared.cqs.contains_key(&cq.0) {
-                return Err(unknown("completion queue"));
-            }
-        }
-        match init.srq {
-            // With a shared receive queue the receive capabilities are ignored (IBA 11.2.5.1).
-            Some(srq) => {
-                let srq =
-                    self.shared.srqs.get_mut(&srq.0).ok_or(unknown("shared receive queue"))?;
-                if srq.pd != init.pd {
-                    return Err(CreateError::OtherPd);
-                }
-                srq.users += 1;
-            }
-            None => {
-                entries("max_recv_wr", init.max_recv_wr)?;
-                sges("max_recv_sge", init.max_recv_sge)?;
-            }
-        }
-        for cq in [init.send_cq, init.recv_cq] {
-            if let Some(cq) = self.shared.cqs.get_mut(&cq.0) {
-                cq.users += 1;
-            }
-        }
-        self.use_pd(init.pd, true);
-        let qpn = self.draw_qpn();
-        let uid = self.shared.next_uid();
-        self.qps.insert(qpn, Qp::new(qpn, uid, init, self.shared.config.mtu));
-        Ok(qpn)
-    }
-
-    /// Moves a queue pair to a state, with the attributes that the transition takes.
-    pub fn modify_qp(&mut self, qpn: Qpn, to: QpState, attr: &QpAttr) -> Result<(), ModifyError> {
-        let qp = self.qps.get_mut(&qpn).ok_or(ModifyError::Unknown)?;
-        qp.modify(&mut self.shared, to, attr)?;
-        self.settle(qpn);
-        Ok(())
-    }
-
-    /// The state of a queue pair.
-    pub fn qp_state(&self, qpn: Qpn) -> Option<QpState> {
-        self.qps.get(&qpn).map(|qp| qp.state)
-    }
-
-    /// Removes a queue pair and everything posted to it, without completions. Memory operations under
-    /// way keep their regions pinned until they are answered.
-    pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), DestroyError> {
-        let mut qp = self.qps.remove(&qpn).ok_or(DestroyError::Unknown)?;
-        qp.reset(&mut self.shared);
-        if let Some(at) = qp.listed {
-            self.clocks.remove(&(at, qpn));
-        }
-        for cq in [qp.init.send_cq, qp.init.recv_cq] {
-            if let Some(cq) = self.shared.cqs.get_mut(&cq.0) {
-                cq.users = cq.users.saturating_sub(1);
-            }
-        }
-        if let Some(srq) = qp.init.srq.and_then(|srq| self.shared.srqs.get_mut(&srq.0)) {
-            srq.users = srq.users.saturating_sub(1);
-        }
-        self.use_pd(qp.init.pd, false);
-        Ok(())
     }
 
     /// Posts a send work request.
@@ -676,22 +401,6 @@ impl Engine {
         }
         self.shared.overrun = false;
     }
-
-    fn use_pd(&mut self, pd: PdId, more: bool) {
-        if let Some(users) = self.pds.get_mut(&pd) {
-            *users = if more { users.saturating_add(1) } else { users.saturating_sub(1) };
-        }
-    }
-
-    /// A random number that no queue pair has; 0 and 1 are reserved (IBA 9.2.7).
-    fn draw_qpn(&mut self) -> Qpn {
-        loop {
-            let qpn = Qpn::new(self.shared.draw() as u32);
-            if qpn.as_u32() > 1 && !self.qps.contains_key(&qpn) {
-                return qpn;
-            }
-        }
-    }
 }
 
 impl Shared {
@@ -748,76 +457,3 @@ impl Shared {
         self.secret.mix(self.drawn)
     }
 }
-
-fn limit(count: usize, what: &'static str) -> Result<(), CreateError> {
-    if count < OBJECTS_MAX {
-        return Ok(());
-    }
-    Err(CreateError::TooMany { what, value: count as u32, max: OBJECTS_MAX as u32 })
-}
-
-const fn entries(what: &'static str, value: u32) -> Result<(), CreateError> {
-    if value == 0 || value > QUEUE_ENTRIES_MAX {
-        return Err(CreateError::TooMany { what, value, max: QUEUE_ENTRIES_MAX });
-    }
-    Ok(())
-}
-
-const fn sges(what: &'static str, value: u32) -> Result<(), CreateError> {
-    if value as usize > SGES_MAX {
-        return Err(CreateError::TooMany { what, value, max: SGES_MAX as u32 });
-    }
-    Ok(())
-}
-
-/// Why an object was not made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum CreateError {
-    /// A number is zero or above what is possible.
-    TooMany { what: &'static str, value: u32, max: u32 },
-    /// Something named does not exist.
-    Unknown { what: &'static str },
-    /// The shared receive queue belongs to another protection domain.
-    OtherPd,
-    /// This NIC does not have it.
-    Unsupported { what: &'static str },
-}
-
-impl fmt::Display for CreateError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unsupported { what } => write!(f, "{what} is not supported"),
-            Self::TooMany { what, value, max } => {
-                write!(f, "{value} {what}: up to {max} are possible")
-            }
-            Self::Unknown { what } => write!(f, "the {what} does not exist"),
-            Self::OtherPd => {
-                f.write_str("the shared receive queue belongs to another protection domain")
-            }
-        }
-    }
-}
-
-impl core::error::Error for CreateError {}
-
-/// Why an object was not removed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum DestroyError {
-    /// It does not exist.
-    Unknown,
-    /// Others depend on it.
-    InUse { users: u32 },
-}
-
-impl fmt::Display for DestroyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unknown => f.write_str("no such object"),
-            Self::InUse { users } => write!(f, "{users} other objects use it: remove them first"),
-        }
-    }
-}
-
-impl core::error::Error for DestroyError {}

@@ -54,6 +54,8 @@ pub(super) struct Qp {
     pub(super) rq: RecvQueue,
     /// Whether it stands in the engine's line of queue pairs with packets to send.
     pub(super) in_line: bool,
+    /// Whether a request goes before a reply.
+    request_next: bool,
     /// The deadline the engine has on its list.
     pub(super) listed: Option<Time>,
 }
@@ -113,6 +115,7 @@ impl Qp {
             resp: Responder::new(),
             rq,
             in_line: false,
+            request_next: true,
             listed: None,
         }
     }
@@ -241,10 +244,16 @@ impl Qp {
         }
     }
 
-    /// The next datagram to send. Replies go first: the peer's progress depends on them.
+    /// The next datagram to send. Requests and replies take turns where both are there: neither side's
+    /// progress waits for the other's, and an answer of the consumer does not wait for an ACK.
     pub(super) fn transmit(&mut self, shared: &mut Shared, now: Time) -> Option<Transmit> {
-        let reply = self.next_reply(shared);
-        let sent = reply.or_else(|| self.next_request(shared, now))?;
+        let request = if self.request_next { self.next_request(shared, now) } else { None };
+        let was_request = request.is_some();
+        let sent = match request.or_else(|| self.next_reply(shared)) {
+            Some(sent) => sent,
+            None => self.next_request(shared, now)?,
+        };
+        self.request_next = !(was_request && self.resp.has_reply());
         self.pump(shared);
         Some(sent)
     }

@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::core::Core;
 use super::error::{Error, Failure, OpenError, Version};
+use super::memory::Owner;
+use super::stream::ForeignStream;
 use super::table::{self, Loaded, Table};
 use super::types::*;
 
@@ -50,6 +52,15 @@ impl Driver {
         let result = unsafe { (self.table().cuDeviceGetCount)(&raw mut count) };
         self.check("cuDeviceGetCount", result, String::new)?;
         Ok(count)
+    }
+
+    /// The device whose context is current in this thread; `None` where none is.
+    pub fn current_device(&self) -> Option<i32> {
+        let mut device = 0;
+        let ask = self.table().cuCtxGetDevice?;
+        // SAFETY: `device` is a place for one int.
+        let result = unsafe { ask(&raw mut device) };
+        (result == CuResult::SUCCESS).then_some(device)
     }
 
     /// The device with this ordinal.
@@ -188,6 +199,16 @@ impl Device {
         result == CuResult::SUCCESS && answer != 0
     }
 
+    /// What the link to `peer` can do (`CUdevice_P2PAttribute`: 1 a rank of performance, 2 access, 3 atomics,
+    /// 4 array access); `None` where the driver does not tell.
+    pub fn p2p_attribute(&self, attribute: i32, peer: &Self) -> Option<i32> {
+        let get = self.driver.table().cuDeviceGetP2PAttribute?;
+        let mut value = 0;
+        // SAFETY: `value` is a place for one int, both numbers are devices of this driver.
+        let result = unsafe { get(&raw mut value, attribute, self.raw, peer.raw) };
+        (result == CuResult::SUCCESS).then_some(value)
+    }
+
     /// Retains the primary context, which the CUDA runtime of this process shares.
     ///
     /// # Errors
@@ -198,14 +219,35 @@ impl Device {
         // SAFETY: `raw` is a place for one context, `self.raw` a device of this driver.
         let result = unsafe { retain(&raw mut raw, self.raw) };
         self.driver.check("cuDevicePrimaryCtxRetain", result, || format!("device {}", self.raw))?;
-        Ok(Arc::new(Context {
+        Ok(self.context_of(raw, true))
+    }
+
+    /// A context that somebody else made on this device and keeps: it is used, never released.
+    ///
+    /// Safe because the driver checks context handles: one that is gone answers an error.
+    pub fn foreign_context(&self, owner: Owner) -> Arc<Context> {
+        self.context_of(owner.0, false)
+    }
+
+    /// Whether somebody has made the primary context, which is not made by asking.
+    pub fn has_primary(&self) -> bool {
+        let Some(ask) = self.driver.table().cuDevicePrimaryCtxGetState else { return false };
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: two places for one number each, `raw` a device of this driver.
+        let result = unsafe { ask(self.raw, &raw mut flags, &raw mut active) };
+        result == CuResult::SUCCESS && active != 0
+    }
+
+    fn context_of(&self, raw: RawContext, retained: bool) -> Arc<Context> {
+        Arc::new(Context {
             device: self.clone(),
             raw,
+            retained,
             counters: Counters::default(),
             cores: Mutex::default(),
             orphans: Mutex::default(),
             spare_events: Mutex::default(),
-        }))
+        })
     }
 
     fn text(
@@ -255,10 +297,12 @@ pub(super) struct Counters {
     pub(super) mapped: AtomicU64,
 }
 
-/// A primary context, retained until the last handle made from it is gone.
+/// A primary context, retained until the last handle made from it is gone; or somebody else's.
 pub struct Context {
     device: Device,
     raw: RawContext,
+    /// Whether this value retains it.
+    retained: bool,
     pub(super) counters: Counters,
     /// Streams in use, so that memory held for finished operations can be let go from anywhere.
     cores: Mutex<Vec<Weak<Core>>>,
@@ -332,6 +376,11 @@ impl Context {
         lock(&self.orphans).append(&mut left);
     }
 
+    /// Whether `owner` is this context, or no context (pools and virtual memory belong to none).
+    pub fn is(&self, owner: Owner) -> bool {
+        owner.0 == RawContext::NULL || owner.0 == self.raw
+    }
+
     pub(super) fn adopt(&self, core: &Arc<Core>) {
         lock(&self.cores).push(Arc::downgrade(core));
     }
@@ -397,6 +446,9 @@ impl Drop for Context {
                 let _ = unsafe { (self.table().cuEventDestroy)(event) };
             }
         }
+        if !self.retained {
+            return;
+        }
         // SAFETY: balances the retain of `retain_primary`; no handle of the context is left.
         let _ = unsafe { (self.table().cuDevicePrimaryCtxRelease)(self.device.raw) };
     }
@@ -431,4 +483,50 @@ impl Drop for Current<'_> {
 /// State behind these locks is valid between any two statements, so a panic elsewhere spoils nothing.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// While it lives, the context of a stream is current (for a default stream: the one that was), and
+/// captures are not guarded in the calling thread.
+pub(super) struct StreamGuard<'a> {
+    table: &'a Table,
+    pushed: bool,
+    mode: Option<CaptureMode>,
+    // Both stacks belong to the thread, so the guard must not leave it.
+    _of_this_thread: PhantomData<*const ()>,
+}
+
+impl<'a> StreamGuard<'a> {
+    pub(super) fn enter(driver: &'a Driver, stream: ForeignStream) -> Result<Self, Error> {
+        let table = driver.table();
+        let mut guard = Self { table, pushed: false, mode: None, _of_this_thread: PhantomData };
+        if let (false, Some(get)) = (stream.is_default(), table.cuStreamGetCtx) {
+            let mut owner = RawContext::NULL;
+            // SAFETY: `owner` is a place for one context; a stream that its owner keeps.
+            let result = unsafe { get(stream.raw(), &raw mut owner) };
+            driver.check("cuStreamGetCtx", result, || format!("{stream:?}"))?;
+            // SAFETY: the driver has just named the context.
+            let result = unsafe { (table.cuCtxPushCurrent)(owner) };
+            driver.check("cuCtxPushCurrent", result, || format!("{stream:?}"))?;
+            guard.pushed = true;
+        }
+        let mut mode = CaptureMode::RELAXED;
+        // SAFETY: `mode` is a place for one enum, which the driver swaps with the thread's own.
+        let result = unsafe { (table.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
+        guard.mode = (result == CuResult::SUCCESS).then_some(mode);
+        Ok(guard)
+    }
+}
+
+impl Drop for StreamGuard<'_> {
+    fn drop(&mut self) {
+        if let Some(mut mode) = self.mode {
+            // SAFETY: `mode` is a place for one enum; puts back what `enter` found.
+            let _ = unsafe { (self.table.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
+        }
+        if self.pushed {
+            let mut popped = RawContext::NULL;
+            // SAFETY: `popped` is a place for one context; balances the push of `enter`.
+            let _ = unsafe { (self.table.cuCtxPopCurrent)(&raw mut popped) };
+        }
+    }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use beeline_core::addr::{DevicePtr, VirtAddr, align_up};
 
 use super::core::Core;
-use super::device::Context;
+use super::device::{Context, Driver};
 use super::error::Error;
 use super::types::*;
 use crate::mem::{FileMap, HostMem, OutOfBounds};
@@ -63,6 +63,11 @@ impl DeviceMem {
         size(len)?;
         let mapping = Mapping::new(context, len)?;
         Ok(Self::new(context, mapping.ptr, len, Backing::Virtual(mapping)))
+    }
+
+    /// Whether it has a handle of its own, as [`Self::alloc_virtual`] makes.
+    pub const fn is_virtual(&self) -> bool {
+        matches!(self.backing, Backing::Virtual(_))
     }
 
     /// `len` bytes from the device's default pool, there once `core` has run what is queued before.
@@ -268,26 +273,22 @@ impl Mapping {
         let unit = if unit.is_power_of_two() { unit as u64 } else { 2 << 20 };
         let bytes = size(align_up(len, unit).ok_or(Error::Refused("the size overflows"))?)?;
 
-        // Undone by its drop, as far as it has got.
-        let mut new =
-            Self { context: Arc::clone(context), handle: None, ptr: 0, bytes, mapped: false };
-        let values = || format!("{bytes} bytes");
         let mut handle = 0;
         // SAFETY: `handle` is a place for one allocation handle, `prop` is as above.
         let result = unsafe { create(&raw mut handle, bytes, &raw const prop, 0) };
-        context.check("cuMemCreate", result, values)?;
-        new.handle = Some(handle);
-        new.map(MEM_ACCESS_READ_WRITE)?;
-        Ok(new)
+        context.check("cuMemCreate", result, || format!("{bytes} bytes"))?;
+        Self::attach(context, handle, bytes, MEM_ACCESS_READ_WRITE)
     }
 
-    /// Maps an allocation of another process, to be read; where the device has no read-only mappings,
-    /// to be read and written. Takes the handle over.
-    pub(super) fn of_handle(
+    /// Maps all `bytes` of `handle`, which it owns from here on, at an address of its own. Where the
+    /// device has no read-only mappings, [`MEM_ACCESS_READ`] makes one to be read and written.
+    pub(super) fn attach(
         context: &Arc<Context>,
         handle: u64,
         bytes: usize,
+        flags: i32,
     ) -> Result<Self, Error> {
+        // Undone by its drop, as far as it has got.
         let mut new = Self {
             context: Arc::clone(context),
             handle: Some(handle),
@@ -295,21 +296,11 @@ impl Mapping {
             bytes,
             mapped: false,
         };
-        new.map(MEM_ACCESS_READ)?;
-        Ok(new)
-    }
-
-    /// Maps the handle at an address of its own.
-    fn map(&mut self, flags: i32) -> Result<(), Error> {
-        const WHAT: &str = "virtual memory management";
-        let new = self;
-        let context = Arc::clone(&new.context);
-        let (bytes, handle) = (new.bytes, new.handle.unwrap_or(0));
         let table = context.table();
         let (Some(reserve), Some(map), Some(set_access)) =
             (table.cuMemAddressReserve, table.cuMemMap, table.cuMemSetAccess)
         else {
-            return Err(Error::Unsupported { what: WHAT });
+            return Err(Error::Unsupported { what: "virtual memory management" });
         };
         let values = || format!("{bytes} bytes");
         let _current = context.enter()?;
@@ -329,7 +320,8 @@ impl Mapping {
             // SAFETY: as above.
             result = unsafe { set_access(new.ptr, bytes, &raw const access, 1) };
         }
-        context.check("cuMemSetAccess", result, values)
+        context.check("cuMemSetAccess", result, values)?;
+        Ok(new)
     }
 }
 
@@ -439,6 +431,11 @@ impl HostRegistration {
         Ok(std::ptr::with_exposed_provenance_mut(at as usize))
     }
 
+    /// The address that devices know the memory by.
+    pub const fn device_ptr(&self) -> DevicePtr {
+        DevicePtr::new(self.device_ptr)
+    }
+
     /// The device's address of `[offset, offset + len)`, if the range lies inside.
     pub(super) fn device_at(&self, offset: u64, len: u64) -> Result<u64, OutOfBounds> {
         self.check(offset, len)?;
@@ -528,39 +525,76 @@ impl PointerInfo {
     /// # Errors
     /// What the driver says.
     pub fn of(context: &Context, ptr: DevicePtr) -> Result<Self, Error> {
-        const ASKED: [PointerAttribute; 6] = [
-            PointerAttribute::CONTEXT,
-            PointerAttribute::MEMORY_TYPE,
-            PointerAttribute::IS_MANAGED,
-            PointerAttribute::DEVICE_ORDINAL,
-            PointerAttribute::RANGE_START_ADDR,
-            PointerAttribute::RANGE_SIZE,
-        ];
-        let (mut owner, mut memory, mut managed) = (RawContext::NULL, MemoryType::UNKNOWN, 0_u32);
-        let (mut device, mut start, mut len) = (-1_i32, 0_u64, 0_usize);
-        let places: [*mut c_void; 6] = [
-            (&raw mut owner).cast(),
-            (&raw mut memory).cast(),
-            (&raw mut managed).cast(),
-            (&raw mut device).cast(),
-            (&raw mut start).cast(),
-            (&raw mut len).cast(),
-        ];
-        let get = context.table().cuPointerGetAttributes;
         let _current = context.enter()?;
-        // SAFETY: six attributes and six places, each of the type (or larger than the type) that
-        // cuda.h gives its attribute; the pointer asked about is a number that is not followed.
-        let result = unsafe { get(6, ASKED.as_ptr(), places.as_ptr(), ptr.as_u64()) };
-        context.check("cuPointerGetAttributes", result, || ptr.to_string())?;
-        Ok(Self {
-            memory,
-            managed: managed != 0,
-            device,
-            start: DevicePtr::new(start),
-            len: len as u64,
-            of_context: owner == RawContext::NULL || owner == context.raw(),
-        })
+        let (mut info, owner) = ask(context.device().driver(), ptr)?;
+        info.of_context = context.is(owner);
+        Ok(info)
     }
+
+    /// Asks about `ptr` with whatever context is current, or without one where the driver allows that;
+    /// else with the context of a device that the process uses already. No context is made. `of_context`
+    /// is false; the owner is the second answer. `None` where the process uses no device.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn find(driver: &Arc<Driver>, ptr: DevicePtr) -> Result<Option<(Self, Owner)>, Error> {
+        let homeless = |e: &Error| {
+            matches!(e.result(), Some(CuResult::INVALID_CONTEXT | CuResult::NOT_INITIALIZED))
+        };
+        match ask(driver, ptr) {
+            Err(error) if homeless(&error) => {}
+            found => return found.map(Some),
+        }
+        for ordinal in 0..driver.device_count()? {
+            let device = driver.device(ordinal)?;
+            if device.has_primary() {
+                let context = device.retain_primary()?;
+                let _current = context.enter()?;
+                return ask(driver, ptr).map(Some);
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The context that memory belongs to, as a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner(pub(super) RawContext);
+
+/// Asks with the context that is current.
+fn ask(driver: &Driver, ptr: DevicePtr) -> Result<(PointerInfo, Owner), Error> {
+    const ASKED: [PointerAttribute; 6] = [
+        PointerAttribute::CONTEXT,
+        PointerAttribute::MEMORY_TYPE,
+        PointerAttribute::IS_MANAGED,
+        PointerAttribute::DEVICE_ORDINAL,
+        PointerAttribute::RANGE_START_ADDR,
+        PointerAttribute::RANGE_SIZE,
+    ];
+    let (mut owner, mut memory, mut managed) = (RawContext::NULL, MemoryType::UNKNOWN, 0_u32);
+    let (mut device, mut start, mut len) = (-1_i32, 0_u64, 0_usize);
+    let places: [*mut c_void; 6] = [
+        (&raw mut owner).cast(),
+        (&raw mut memory).cast(),
+        (&raw mut managed).cast(),
+        (&raw mut device).cast(),
+        (&raw mut start).cast(),
+        (&raw mut len).cast(),
+    ];
+    let get = driver.table().cuPointerGetAttributes;
+    // SAFETY: six attributes and six places, each of the type (or larger than the type) that
+    // cuda.h gives its attribute; the pointer asked about is a number that is not followed.
+    let result = unsafe { get(6, ASKED.as_ptr(), places.as_ptr(), ptr.as_u64()) };
+    driver.check("cuPointerGetAttributes", result, || ptr.to_string())?;
+    let info = PointerInfo {
+        memory,
+        managed: managed != 0,
+        device,
+        start: DevicePtr::new(start),
+        len: len as u64,
+        of_context: false,
+    };
+    Ok((info, Owner(owner)))
 }
 
 /// A length as the driver takes it.

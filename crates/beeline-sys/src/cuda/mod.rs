@@ -9,11 +9,15 @@
 //! operation is seen done. So a copy can be queued by a safe function: whatever the caller drops, the
 //! device never writes memory that was freed.
 
+pub mod collective;
 mod core;
 mod device;
 mod error;
+mod gate;
+mod lane;
 mod memory;
 mod module;
+mod peer;
 mod share;
 mod stream;
 mod table;
@@ -22,8 +26,11 @@ mod types;
 pub use core::Event;
 pub use device::{Context, Device, Driver, MemoryInfo, Usage};
 pub use error::{Error, Failure, OpenError, Version};
-pub use memory::{DeviceMem, HostRegistration, PointerInfo};
+pub use gate::{Gate, Gates};
+pub use lane::{Bulk, Entered, Lane, Mark, Marking, Way};
+pub use memory::{DeviceMem, HostRegistration, Owner, PointerInfo};
 pub use module::{ATOMIC, Arg, BASIC, KernelSpec, Module, Param, Ptx};
+pub use peer::PeerKernels;
 pub use share::{BufferId, Imported, Retained, managed};
 pub use stream::{ForeignStream, Stream, Word};
 pub use types::{CuResult, DeviceAttribute, MemoryType, WaitFlags};

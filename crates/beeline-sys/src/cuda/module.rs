@@ -98,6 +98,27 @@ pub const ATOMIC: Ptx = unsafe {
     )
 };
 
+const PEER_TEXT: &CStr = match CStr::from_bytes_with_nul(
+    concat!(include_str!("../../../../kernels/ptx/peer.ptx"), "\0").as_bytes(),
+) {
+    Ok(text) => text,
+    Err(_) => c"",
+};
+
+/// Kernels between devices; launched by [`super::PeerKernels`] only, which knows their parameters.
+// SAFETY: peer.cu declares these entries. The module stays inside `PeerKernels`, which passes what they take, so
+// that `Stream::launch` never sees it.
+pub(super) const PEER: Ptx = unsafe {
+    Ptx::new(
+        PEER_TEXT,
+        &[
+            KernelSpec { name: c"bl_copy", params: &[] },
+            KernelSpec { name: c"bl_read_add", params: &[] },
+            KernelSpec { name: c"bl_ping", params: &[] },
+        ],
+    )
+};
+
 /// An argument of a launch.
 #[derive(Clone, Copy, Debug)]
 pub enum Arg<'a> {

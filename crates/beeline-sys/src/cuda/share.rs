@@ -37,8 +37,18 @@ impl BufferId {
 }
 
 impl DeviceMem {
-    /// A descriptor by which another process imports the whole allocation
-    /// ([`Imported`]). Only for `cuMemCreate` memory.
+    /// Memory by the handle that another process passed as `fd`, `len` bytes as that one has mapped them,
+    /// to be read and written.
+    ///
+    /// # Errors
+    /// As [`Self::alloc_virtual`]; what the driver says of a descriptor that is none of its.
+    pub fn import(context: &Arc<Context>, fd: impl AsFd, len: u64) -> Result<Self, Error> {
+        let mapping = Mapping::import(context, fd, len, MEM_ACCESS_READ_WRITE)?;
+        Ok(Self::imported(context, mapping, len))
+    }
+
+    /// A descriptor by which another process imports the whole allocation ([`Self::import`],
+    /// [`Imported`]). Only for `cuMemCreate` memory.
     ///
     /// # Errors
     /// `Unsupported` for every other kind of memory; what the driver says.
@@ -78,10 +88,18 @@ impl Imported {
     /// `Unsupported` without virtual memory management; what the driver says, where the two devices
     /// cannot reach each other.
     pub fn map(context: &Arc<Context>, fd: impl AsFd, len: u64) -> Result<DeviceMem, Error> {
-        let table = context.table();
-        let Some(import) = table.cuMemImportFromShareableHandle else {
-            return Err(Error::Unsupported { what: "import of memory" });
+        let mapping = Mapping::import(context, fd, len, MEM_ACCESS_READ)?;
+        Ok(DeviceMem::imported(context, mapping, len))
+    }
+}
+
+impl Mapping {
+    /// Maps what another process exported as `fd`; `flags` as [`Self::attach`] takes them.
+    fn import(context: &Arc<Context>, fd: impl AsFd, len: u64, flags: i32) -> Result<Self, Error> {
+        let Some(import) = context.table().cuMemImportFromShareableHandle else {
+            return Err(Error::Unsupported { what: "import of device memory" });
         };
+        let bytes = size(len)?;
         let mut handle = 0;
         {
             let _current = context.enter()?;
@@ -90,10 +108,9 @@ impl Imported {
             // SAFETY: `handle` is a place for one allocation handle; for this kind of handle the
             // descriptor itself is passed as the pointer, and it is open during the call.
             let result = unsafe { import(&raw mut handle, place, MEM_HANDLE_TYPE_POSIX_FD) };
-            context.check("cuMemImportFromShareableHandle", result, String::new)?;
+            context.check("cuMemImportFromShareableHandle", result, || format!("{len} bytes"))?;
         }
-        let mapping = Mapping::of_handle(context, handle, size(len)?)?;
-        Ok(DeviceMem::imported(context, mapping, len))
+        Self::attach(context, handle, bytes, flags)
     }
 }
 

@@ -41,7 +41,11 @@ impl ForeignStream {
         Self { raw: RawStream(std::ptr::with_exposed_provenance_mut(handle)) }
     }
 
-    fn is_default(self) -> bool {
+    pub(super) const fn raw(self) -> RawStream {
+        self.raw
+    }
+
+    pub(super) fn is_default(self) -> bool {
         self == Self::LEGACY_DEFAULT || self == Self::PER_THREAD_DEFAULT
     }
 }
@@ -357,6 +361,18 @@ impl Stream {
     /// Lets go of memory that finished operations held.
     pub fn retire(&self) {
         self.core.retire();
+    }
+
+    pub(super) fn raw(&self) -> RawStream {
+        self.core.raw()
+    }
+
+    pub(super) fn push(
+        &self,
+        held: impl IntoIterator<Item = Held>,
+        operation: impl FnOnce(&Context, RawStream) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.core.push(held, operation)
     }
 
     /// The context the stream belongs to.

@@ -71,9 +71,16 @@ table! {
 
     required cuCtxPushCurrent @ 4000 = "cuCtxPushCurrent_v2" (RawContext);
     required cuCtxPopCurrent @ 4000 = "cuCtxPopCurrent_v2" (*mut RawContext);
+    optional cuDevicePrimaryCtxGetState @ 7000 = "cuDevicePrimaryCtxGetState" (i32, *mut u32, *mut i32);
     required cuThreadExchangeStreamCaptureMode @ 10010 = "cuThreadExchangeStreamCaptureMode" (*mut CaptureMode);
 
+    optional cuCtxGetDevice @ 2000 = "cuCtxGetDevice" (*mut i32);
     optional cuCtxEnablePeerAccess @ 4000 = "cuCtxEnablePeerAccess" (RawContext, u32);
+
+    optional cuIpcGetMemHandle @ 4010 = "cuIpcGetMemHandle" (*mut IpcHandle, u64);
+    optional cuIpcOpenMemHandle @ 11000 = "cuIpcOpenMemHandle_v2" (*mut u64, IpcHandle, u32);
+    optional cuIpcCloseMemHandle @ 4010 = "cuIpcCloseMemHandle" (u64);
+    optional cuDeviceGetP2PAttribute @ 8000 = "cuDeviceGetP2PAttribute" (*mut i32, i32, i32, i32);
 
     required cuMemGetInfo @ 3020 = "cuMemGetInfo_v2" (*mut usize, *mut usize);
     required cuMemAlloc @ 3020 = "cuMemAlloc_v2" (*mut u64, usize);
@@ -85,6 +92,8 @@ table! {
 
     optional cuMemGetAllocationGranularity @ 10020 = "cuMemGetAllocationGranularity" (*mut usize, *const AllocationProp, i32);
     optional cuMemCreate @ 10020 = "cuMemCreate" (*mut u64, usize, *const AllocationProp, u64);
+    optional cuMemExportToShareableHandle @ 10020 = "cuMemExportToShareableHandle" (*mut c_void, u64, i32, u64);
+    optional cuMemImportFromShareableHandle @ 10020 = "cuMemImportFromShareableHandle" (*mut u64, *mut c_void, i32);
     optional cuMemRelease @ 10020 = "cuMemRelease" (u64);
     optional cuMemAddressReserve @ 10020 = "cuMemAddressReserve" (*mut u64, usize, usize, u64, u64);
     optional cuMemAddressFree @ 10020 = "cuMemAddressFree" (u64, usize);
@@ -93,8 +102,6 @@ table! {
     optional cuMemSetAccess @ 10020 = "cuMemSetAccess" (u64, usize, *const AccessDesc, usize);
     optional cuMemAllocAsync @ 11020 = "cuMemAllocAsync" (*mut u64, usize, RawStream);
     optional cuMemFreeAsync @ 11020 = "cuMemFreeAsync" (u64, RawStream);
-    optional cuMemExportToShareableHandle @ 10020 = "cuMemExportToShareableHandle" (*mut c_void, u64, i32, u64);
-    optional cuMemImportFromShareableHandle @ 10020 = "cuMemImportFromShareableHandle" (*mut u64, *mut c_void, i32);
     optional cuMemRetainAllocationHandle @ 11000 = "cuMemRetainAllocationHandle" (*mut u64, *mut c_void);
     optional cuMemAllocManaged @ 6000 = "cuMemAllocManaged" (*mut u64, usize, u32);
     optional cuFlushGPUDirectRDMAWrites @ 11030 = "cuFlushGPUDirectRDMAWrites" (i32, i32);
@@ -107,6 +114,9 @@ table! {
     required cuMemsetD8Async @ 3020 = "cuMemsetD8Async" (u64, u8, usize, RawStream);
 
     required cuStreamCreate @ 2000 = "cuStreamCreate" (*mut RawStream, u32);
+    optional cuStreamCreateWithPriority @ 5050 = "cuStreamCreateWithPriority" (*mut RawStream, u32, i32);
+    optional cuStreamQuery @ 2000 = "cuStreamQuery" (RawStream);
+    optional cuStreamSynchronize @ 2000 = "cuStreamSynchronize" (RawStream);
     required cuStreamDestroy @ 4000 = "cuStreamDestroy_v2" (RawStream);
     required cuStreamWaitEvent @ 3020 = "cuStreamWaitEvent" (RawStream, RawEvent, u32);
     required cuStreamIsCapturing @ 10000 = "cuStreamIsCapturing" (RawStream, *mut i32);

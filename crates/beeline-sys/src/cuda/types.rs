@@ -153,7 +153,7 @@ impl WaitFlags {
 macro_rules! handle {
     ($(#[$doc:meta] $name:ident)*) => {$(
         #[$doc]
-        #[derive(Clone, Copy, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(transparent)]
         pub(super) struct $name(pub(super) *mut c_void);
 
@@ -187,6 +187,11 @@ impl RawStream {
     pub(super) const LEGACY: Self = Self(std::ptr::without_provenance_mut(1));
     pub(super) const PER_THREAD: Self = Self(std::ptr::without_provenance_mut(2));
 }
+
+/// `CUipcMemHandle`
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct IpcHandle(pub(super) [u8; 64]);
 
 /// `CUuuid`
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -229,6 +234,7 @@ pub(super) struct AccessDesc {
     pub(super) flags: i32,
 }
 
+pub(super) const IPC_LAZY_ENABLE_PEER_ACCESS: u32 = 1;
 pub(super) const MEM_ALLOCATION_TYPE_PINNED: i32 = 1;
 pub(super) const MEM_HANDLE_TYPE_POSIX_FD: i32 = 1;
 pub(super) const MEM_ACCESS_READ: i32 = 1;

@@ -11,6 +11,7 @@ use beeline_sys::mem::{FileMap, HostMem, OutOfBounds};
 
 use super::{Gpu, Inner, cuda, sim};
 use crate::error::{Error, Kind, Result};
+use crate::p2p::share::Name;
 
 /// Device memory, or a part of it. Cheap to clone and to slice; freed with the last handle and the
 /// last operation in flight.
@@ -83,6 +84,38 @@ impl Buffer {
             }
             DeviceMemory::Cuda(memory) => DevicePtr::new(memory.ptr().as_u64() + self.offset),
         }
+    }
+
+    /// The driver's memory behind it, on a CUDA device.
+    pub(crate) fn as_cuda(&self) -> Option<&Arc<beeline_sys::cuda::DeviceMem>> {
+        match &self.memory {
+            DeviceMemory::Cuda(memory) => Some(memory.mem()),
+            DeviceMemory::Sim(_) => None,
+        }
+    }
+
+    /// How another process finds the memory, and where in it this buffer starts.
+    ///
+    /// # Errors
+    /// `is_refused` for memory that cannot be shared.
+    pub(crate) fn name(&self) -> Result<(Name, u64)> {
+        let name = match &self.memory {
+            DeviceMemory::Sim(allocation) => allocation.name()?,
+            DeviceMemory::Cuda(memory) => memory.name()?,
+        };
+        Ok((name, self.offset))
+    }
+
+    /// `len` bytes at `offset` of memory that another process shares, as `gpu` reaches them.
+    pub(crate) fn named(gpu: &Gpu, name: Name, offset: u64, len: u64) -> Result<Self> {
+        let end = offset.checked_add(len).filter(|_| len > 0);
+        let end =
+            end.ok_or_else(|| Error::refused(format!("{len} bytes at {offset} of memory")))?;
+        let memory = match &gpu.inner {
+            Inner::Sim(device) => DeviceMemory::Sim(device.named(name, end)?),
+            Inner::Cuda(device) => DeviceMemory::Cuda(device.named(name, end)?),
+        };
+        Ok(Self { memory, offset, len })
     }
 
     /// The device that holds it.

@@ -26,7 +26,7 @@ mod stream;
 pub use beeline_sys::cuda::ForeignStream;
 pub use buffer::{BarWindow, Buffer, PinnedMem, RegisteredMap};
 pub use cuda::CudaInfo;
-pub(crate) use cuda::driver as cuda_driver;
+pub(crate) use cuda::{Device as CudaDevice, driver as cuda_driver};
 pub use id::{DeviceId, DeviceUuid, PciAddr, Profile};
 pub use share::RdmaAbility;
 pub use stream::{Compare, Event, KernelArg, Stream};
@@ -143,6 +143,15 @@ impl Gpu {
                     .remedy(remedy + "name a simulated device with --to sim:0")
             }),
         }
+    }
+
+    /// The CUDA device whose context is current in this thread; device 0 where none is.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn current_cuda() -> Result<Self> {
+        let current = cuda_driver()?.current_device().and_then(|device| u32::try_from(device).ok());
+        Self::open(&DeviceId::Cuda(current.unwrap_or(0)))
     }
 
     /// Every device that [`Self::open`] would open without an error, CUDA devices first. Where no CUDA
@@ -315,6 +324,25 @@ impl Gpu {
             (Inner::Sim(_), Inner::Sim(_)) => Ok(true),
             (Inner::Cuda(device), Inner::Cuda(peer)) => device.reach(peer),
             (Inner::Sim(_), Inner::Cuda(_)) | (Inner::Cuda(_), Inner::Sim(_)) => Ok(false),
+        }
+    }
+
+    /// The CUDA device behind this one.
+    pub(crate) const fn as_cuda(&self) -> Option<&cuda::Device> {
+        match &self.inner {
+            Inner::Cuda(device) => Some(device),
+            Inner::Sim(_) => None,
+        }
+    }
+
+    /// The primary context of a CUDA device, made if nobody has.
+    ///
+    /// # Errors
+    /// `is_device`; `is_refused` for a simulated device.
+    pub(crate) fn cuda_context(&self) -> Result<Arc<beeline_sys::cuda::Context>> {
+        match &self.inner {
+            Inner::Cuda(device) => device.context(),
+            Inner::Sim(_) => Err(Error::refused(format!("{} is no CUDA device", self.id()))),
         }
     }
 

@@ -274,6 +274,14 @@ impl Stream {
         self.record()?.wait(deadline)
     }
 
+    /// The driver's stream, on a CUDA device.
+    pub(crate) const fn as_cuda(&self) -> Option<&beeline_sys::cuda::Stream> {
+        match &self.inner {
+            Inner::Cuda(stream) => Some(stream.handle()),
+            Inner::Sim(_) => None,
+        }
+    }
+
     fn push(&self, command: Command<'_>) -> Result<()> {
         match &self.inner {
             Inner::Sim(stream) => stream.push(sim_op(command)?),

@@ -5,6 +5,7 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 
 use beeline_core::facts::{Fact, Kind, Known};
+use flate2::read::GzDecoder;
 
 use super::Probe;
 
@@ -72,16 +73,13 @@ const OPTIONS: [&str; 6] = [
     "CONFIG_VFIO_PCI",
 ];
 
+/// Far more than any kernel's configuration.
+const CONFIG_BYTES_MAX: usize = 4 << 20;
+
 fn kernel_config(probe: &mut Probe) {
-    let Some(release) = probe.machine.platform.kernel.known().cloned() else { return };
-    // A release with a slash would leave the directory.
-    if release.contains('/') {
+    let Some((path, bytes)) = running_config(probe).or_else(|| installed_config(probe)) else {
         return;
-    }
-    let places = [format!("/boot/config-{release}"), format!("/lib/modules/{release}/config")];
-    let found = places.iter().find_map(|path| Some((path, probe.tree.read(path, 4 << 20)?)));
-    let Some((path, bytes)) = found else { return };
-    let path = path.clone();
+    };
     let text = String::from_utf8_lossy(&bytes);
     let at = probe.source(&path);
     for option in OPTIONS {
@@ -89,6 +87,31 @@ fn kernel_config(probe: &mut Probe) {
         let fact = Fact { value: value.unwrap_or("").to_owned(), origin: at };
         probe.machine.platform.config.insert(option.to_owned(), fact);
     }
+}
+
+/// What a kernel built with `CONFIG_IKCONFIG_PROC` says of itself.
+fn running_config(probe: &Probe) -> Option<(String, Vec<u8>)> {
+    let path = "/proc/config.gz";
+    let packed = probe.tree.read(path, CONFIG_BYTES_MAX)?;
+    let mut bytes = Vec::new();
+    // A few kilobytes may unpack to gigabytes; a text that is longer than any kernel's is none.
+    let limit = CONFIG_BYTES_MAX as u64;
+    let n = GzDecoder::new(&*packed).take(limit).read_to_end(&mut bytes).ok()?;
+    (n < CONFIG_BYTES_MAX).then(|| (path.to_owned(), bytes))
+}
+
+/// What the package of the running kernel left on the disk.
+fn installed_config(probe: &Probe) -> Option<(String, Vec<u8>)> {
+    let release = probe.machine.platform.kernel.known()?;
+    // A release with a slash would leave the directory.
+    if release.contains('/') {
+        return None;
+    }
+    let places = [format!("/boot/config-{release}"), format!("/lib/modules/{release}/config")];
+    places.into_iter().find_map(|path| {
+        let bytes = probe.tree.read(&path, CONFIG_BYTES_MAX)?;
+        Some((path, bytes))
+    })
 }
 
 fn guest_and_container(probe: &mut Probe) {

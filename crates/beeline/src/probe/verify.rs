@@ -77,9 +77,12 @@ pub enum Path {
     DeviceToHost(String),
     /// A file to a device, the way a load would take.
     FileToDevice(String),
+    /// Device memory as a dma-buf, the way a NIC's driver would take it. No byte moves.
+    DmaBuf(String),
 }
 
-/// Every path between `devices`, the host and a file: each pair in each direction, moved by each side.
+/// Every path between `devices`, the host and a file: each pair in each direction, moved by each side;
+/// last, each device's memory as a dma-buf.
 pub fn paths(devices: &[Info]) -> Vec<Path> {
     let names: Vec<String> =
         devices.iter().take(DEVICES_MAX).map(|info| info.id.to_string()).collect();
@@ -96,6 +99,7 @@ pub fn paths(devices: &[Info]) -> Vec<Path> {
             }
         }
     }
+    paths.extend(names.into_iter().map(Path::DmaBuf));
     paths
 }
 
@@ -141,9 +145,13 @@ fn transfer(path: &Path, devices: &[Info], bytes: u64, answer: Answer) -> Transf
         Path::Peer { from, to, pushed } => (from.as_str(), to, if *pushed { from } else { to }),
         Path::HostToDevice(device) => ("host", device, device),
         Path::FileToDevice(device) => ("file", device, device),
-        Path::DeviceToHost(device) => (device.as_str(), device, device),
+        Path::DeviceToHost(device) | Path::DmaBuf(device) => (device.as_str(), device, device),
     };
-    let to = if matches!(path, Path::DeviceToHost(_)) { place("host") } else { place(to) };
+    let to = match path {
+        Path::DeviceToHost(_) => place("host"),
+        Path::DmaBuf(_) => place("dma-buf"),
+        _ => place(to),
+    };
     Transfer {
         from: place(from),
         to,
@@ -186,7 +194,7 @@ mod tests {
         let devices: Vec<Info> = (0..3).map(info).collect();
         let all = paths(&devices);
         let peers = all.iter().filter(|path| matches!(path, Path::Peer { .. })).count();
-        assert_eq!((peers, all.len()), (3 * 2 * 2, 3 * 2 * 2 + 3 * 3));
+        assert_eq!((peers, all.len()), (3 * 2 * 2, 3 * 2 * 2 + 3 * 4));
         assert!(all.iter().enumerate().all(|(at, path)| !all[..at].contains(path)));
         let peer = Path::Peer { from: "sim:0".into(), to: "sim:2".into(), pushed: false };
         let made = transfer(&peer, &devices, 1, Answer::not_verified(Outcome::Failed, "x"));
@@ -195,6 +203,6 @@ mod tests {
         let made = transfer(&back, &devices, 1, Answer::not_verified(Outcome::Failed, "x"));
         assert_eq!(made.label(), "sim:1 -> host by sim:1 (simulated)");
         let many: Vec<Info> = (0..40).map(info).collect();
-        assert_eq!(paths(&many).len(), 3 * DEVICES_MAX + 2 * DEVICES_MAX * (DEVICES_MAX - 1));
+        assert_eq!(paths(&many).len(), 4 * DEVICES_MAX + 2 * DEVICES_MAX * (DEVICES_MAX - 1));
     }
 }

@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use beeline_core::addr::ByteRange;
 use beeline_core::plan::{
     self, DeviceFacts, DirectIo, FileFacts, FileKind, HostFacts, IoUring, Plan, StorageRequest,
     StorageRoute,
@@ -226,6 +227,36 @@ impl File {
         )
         .coded("file-changed")
         .remedy("read it again once its writer has finished"))
+    }
+
+    /// [`Self::plan`] without io_uring: what a thread that waits can do.
+    pub(crate) fn plan_blocking(&self, gpu: &Gpu, request: StorageRequest) -> Plan<StorageRoute> {
+        self.plan_for(std::slice::from_ref(gpu), request, false)
+    }
+
+    /// Where the bytes of `range` are now.
+    pub(crate) fn residency_of(&self, range: ByteRange) -> plan::Residency {
+        self.prober.probe(self.buffered.as_fd(), range)
+    }
+
+    /// Inode and device, which together name the file.
+    pub(crate) const fn identity(&self) -> (u64, (u32, u32)) {
+        (self.stat.inode, self.stat.device)
+    }
+
+    /// Whether there is a descriptor for direct I/O.
+    pub(crate) const fn has_direct(&self) -> bool {
+        self.direct.is_some()
+    }
+
+    /// The descriptor for direct I/O, and the buffered one where there is none.
+    pub(crate) fn direct_fd(&self) -> BorrowedFd<'_> {
+        self.direct().as_fd()
+    }
+
+    /// Alignment of direct I/O in bytes.
+    pub(crate) const fn direct_block(&self) -> u64 {
+        self.block_bytes()
     }
 
     pub(super) const fn buffered(&self) -> &Arc<OwnedFd> {

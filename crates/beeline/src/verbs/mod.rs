@@ -13,6 +13,7 @@
 //! [`Nic::soft`] speaks RoCEv2 on the wire: its peer may be another software NIC, Linux `rdma_rxe` or
 //! hardware. One software NIC is one local address.
 
+mod alarm;
 mod exchange;
 mod lane;
 mod link;
@@ -50,6 +51,7 @@ pub use objects::{AsyncEvent, Context, Cq, Mr, Pd, Qp, QpCaps, Resolved, Srq};
 
 use self::link::{FaultLink, Link, LocalLink, PairLink, Pcap, UdpLink};
 use self::soft::Soft;
+pub(crate) use self::soft::random;
 use crate::error::{Error, Result};
 
 /// A NIC.
@@ -185,6 +187,7 @@ impl Nic {
 }
 
 fn start(options: SoftOptions, link: Link, mtu: Mtu) -> Result<Nic> {
+    let shared_memory = link.kind() == LinkKind::Local;
     let link = match options.faults {
         Some(faults) => Link::Fault(Box::new(FaultLink::new(link, faults))),
         None => link,
@@ -196,10 +199,10 @@ fn start(options: SoftOptions, link: Link, mtu: Mtu) -> Result<Nic> {
     let config = Config {
         mtu,
         window_packets: options.window_packets.max(2),
-        shared_memory: matches!(link, Link::Local(_)),
+        shared_memory,
         ..Config::new(options.local)
     };
-    let [a, b] = [soft::random::<8>()?, soft::random::<8>()?].map(u64::from_ne_bytes);
+    let [a, b] = [random::<8>()?, random::<8>()?].map(u64::from_ne_bytes);
     let soft = Soft::start(config, link, pcap, &Secret::new([a, b]))?;
     Ok(Nic::Soft(SoftNic { soft }))
 }

@@ -17,6 +17,7 @@ use beeline_core::roce::{Mtu, Strength};
 use beeline_core::time::Time;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
+use super::alarm::Alarm;
 use super::link::{Arrival, BATCH, Link, LinkKind, Pcap};
 use super::memory::Memories;
 use crate::error::{Error, Kind, Result};
@@ -30,6 +31,10 @@ const ROUNDS_MAX: usize = 64;
 
 /// How long after a caller polled the NIC's own thread stays away.
 const POLLING: Duration = Duration::from_millis(1);
+
+/// How long a caller polls in vain before it gives its core up at every further poll. Whoever waits for a
+/// peer on a machine with fewer cores than pollers would otherwise keep the peer from running.
+const PATIENCE_NANOS: u64 = 20_000;
 
 /// How soon a full link is tried again.
 const LINK_RETRY: Duration = Duration::from_micros(50);
@@ -59,9 +64,11 @@ pub(super) struct Shared {
     pub(super) kind: LinkKind,
     pub(super) strength: Strength,
     stop: AtomicBool,
-    /// When a caller last polled, and until when the thread sleeps; nanoseconds since `start`.
+    alarm: Alarm,
+    /// When a caller last polled, in nanoseconds since `start`.
     polled: AtomicU64,
-    sleeps_until: AtomicU64,
+    /// Since when callers poll in vain, likewise; 0 when they do not.
+    idle_since: AtomicU64,
 }
 
 /// What the lock protects.
@@ -80,6 +87,8 @@ pub(super) struct Core {
     link_full: bool,
     /// There was more to do than one turn allows.
     more: bool,
+    /// The last round of a caller who polls may have left something to send.
+    pending: bool,
     spare: Vec<Vec<u8>>,
     arrivals: Vec<Arrival>,
     sent: Vec<Vec<u8>>,
@@ -94,10 +103,7 @@ impl Soft {
         secret: &Secret,
     ) -> Result<Arc<Self>> {
         let (local, mtu) = (config.local, config.mtu);
-        let peer = match &link {
-            Link::Local(link) => Some(link.peer()),
-            _ => None,
-        };
+        let peer = link.peer();
         let wake = eventfd()?;
         let io = |error| Error::io("duplicate a descriptor", error);
         let mover_wake = wake.try_clone().map_err(io)?;
@@ -120,6 +126,7 @@ impl Soft {
                 out: VecDeque::new(),
                 link_full: false,
                 more: false,
+                pending: false,
                 spare: Vec::new(),
                 arrivals: Vec::new(),
                 sent: Vec::new(),
@@ -128,7 +135,8 @@ impl Soft {
             wake,
             stop: AtomicBool::new(false),
             polled: AtomicU64::new(0),
-            sleeps_until: AtomicU64::new(u64::MAX),
+            alarm: Alarm::new(),
+            idle_since: AtomicU64::new(0),
         });
         let of_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
@@ -154,23 +162,53 @@ impl Shared {
     pub(super) fn with<T>(&self, work: impl FnOnce(&mut Core) -> T) -> T {
         let mut core = lock(&self.core);
         let answer = work(&mut core);
-        core.drive(self.start, &self.events);
-        self.watch(core);
+        let time = self.now();
+        core.drive(time, self.start, &self.events);
+        self.watch(core, time);
+        answer
+    }
+
+    /// As [`with`](Self::with), for work requests: only sends what they caused. What arrives is for whoever
+    /// polls, or for the NIC's thread.
+    pub(super) fn post<T>(&self, work: impl FnOnce(&mut Core) -> T) -> T {
+        let mut core = lock(&self.core);
+        let answer = work(&mut core);
+        let time = self.now();
+        core.push(time, &self.events);
+        self.watch(core, time);
         answer
     }
 
     /// Looks for something with `find`, and where it finds nothing, moves packets and looks again. Tells
     /// the NIC's thread that the caller is polling.
     pub(super) fn poll<T>(&self, mut find: impl FnMut(&mut Core) -> Option<T>) -> Option<T> {
-        self.polled.store(self.now().as_nanos().max(1), Ordering::Relaxed);
+        // One look at the clock: on a fast link that is a good part of what a poll costs.
+        let time = self.now();
+        self.polled.store(time.as_nanos().max(1), Ordering::Relaxed);
         let mut core = lock(&self.core);
         if let Some(found) = find(&mut core) {
+            self.idle_since.store(0, Ordering::Relaxed);
             return Some(found);
         }
-        core.drive(self.start, &self.events);
+        let moved = core.turn(time, &self.events);
         let found = find(&mut core);
-        self.watch(core);
+        self.watch(core, time);
+        self.idle(time, !moved && found.is_none());
         found
+    }
+
+    /// Keeps count of polls in vain, and gives the core up after some of them.
+    fn idle(&self, time: Time, in_vain: bool) {
+        let since = self.idle_since.load(Ordering::Relaxed);
+        if !in_vain {
+            if since != 0 {
+                self.idle_since.store(0, Ordering::Relaxed);
+            }
+        } else if since == 0 {
+            self.idle_since.store(time.as_nanos().max(1), Ordering::Relaxed);
+        } else if time.as_nanos().saturating_sub(since) > PATIENCE_NANOS {
+            std::thread::yield_now();
+        }
     }
 
     /// The caller is about to wait rather than poll: the NIC's thread takes over.
@@ -185,10 +223,10 @@ impl Shared {
     }
 
     /// Wakes the NIC's thread when a clock runs out before it would look.
-    fn watch(&self, core: std::sync::MutexGuard<'_, Core>) {
-        let due = core.due(self.start).map_or(u64::MAX, Time::as_nanos);
+    fn watch(&self, core: std::sync::MutexGuard<'_, Core>, time: Time) {
+        let due = core.due(self.start, time);
         drop(core);
-        if due < self.sleeps_until.load(Ordering::Acquire) {
+        if self.alarm.oversleeps(due) {
             self.wake();
         }
     }
@@ -206,21 +244,22 @@ impl Shared {
             let due = {
                 let mut core = lock(&self.core);
                 if !polling {
-                    core.drive(self.start, &self.events);
+                    core.drive(now, self.start, &self.events);
                 }
-                let due = core.due(self.start);
+                let now = self.now();
+                let due = core.due(self.start, now);
+                let look = polling.then(|| now + POLLING);
+                let due = [due, look].into_iter().flatten().min();
                 // Under the lock, so that whoever changes a clock next compares with this.
-                let until = due.map_or(u64::MAX, Time::as_nanos);
-                self.sleeps_until.store(until, Ordering::Release);
+                self.alarm.sleeps(due);
                 due
             };
             let wait = due.map(|due| due.saturating_since(self.now()));
             if !polling && lock(&self.core).link.set_sleeping(true) {
                 continue;
             }
-            let wait = if polling { Some(wait.map_or(POLLING, |w| w.min(POLLING))) } else { wait };
             self.sleep(wait, !polling);
-            self.sleeps_until.store(0, Ordering::Release);
+            self.alarm.wakes();
             if !polling {
                 lock(&self.core).link.set_sleeping(false);
             }
@@ -243,11 +282,12 @@ impl Shared {
 }
 
 impl Core {
-    /// Moves packets, memory and clocks until there is nothing to do, or for a bounded while.
-    fn drive(&mut self, start: Instant, events: &OwnedFd) {
+    /// Moves packets, memory and clocks until there is nothing to do, or for a bounded while, from `time`
+    /// on.
+    fn drive(&mut self, mut time: Time, start: Instant, events: &OwnedFd) {
         self.more = true;
+        self.pending = false;
         for _ in 0..ROUNDS_MAX {
-            let time = now(start);
             let mut busy = self.receive(time);
             if self.engine.poll_timeout().is_some_and(|due| due <= time) {
                 self.engine.handle_timeout(time);
@@ -258,9 +298,41 @@ impl Core {
                 self.more = false;
                 break;
             }
+            time = now(start);
         }
         self.route_events(events);
         self.bury();
+    }
+
+    /// One round for a caller who polls: sends what the round before left, then takes what has arrived.
+    /// What that causes waits for the next round, so that the caller sees what came without waiting for
+    /// an ACK to be sent, and the ACK goes out with what the caller sends in return. The NIC's thread
+    /// sends it where no next round comes.
+    fn turn(&mut self, time: Time, events: &OwnedFd) -> bool {
+        let sent = self.send(time);
+        let received = self.receive(time);
+        let late = self.engine.poll_timeout().is_some_and(|due| due <= time);
+        if late {
+            self.engine.handle_timeout(time);
+        }
+        self.run_memory();
+        self.route_events(events);
+        self.bury();
+        self.pending = sent || received || late;
+        self.pending
+    }
+
+    /// Sends what there is, for a bounded while.
+    fn push(&mut self, time: Time, events: &OwnedFd) {
+        self.run_memory();
+        self.more = true;
+        for _ in 0..ROUNDS_MAX {
+            if !self.send(time) {
+                self.more = false;
+                break;
+            }
+        }
+        self.route_events(events);
     }
 
     fn receive(&mut self, time: Time) -> bool {
@@ -374,15 +446,17 @@ impl Core {
     }
 
     /// When something is to be done although nothing arrives.
-    fn due(&self, start: Instant) -> Option<Time> {
+    fn due(&self, start: Instant, time: Time) -> Option<Time> {
         let of_link = self.link.due().map(|due| {
             let nanos = due.saturating_duration_since(start).as_nanos();
             Time::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
         });
-        let retry = self.link_full.then(|| now(start) + LINK_RETRY);
+        let retry = self.link_full.then(|| time + LINK_RETRY);
         // Nothing else would tell: what is left may be packets to send, with no clock set for them.
-        let more = self.more.then(|| now(start));
-        [self.engine.poll_timeout(), of_link, retry, more].into_iter().flatten().min()
+        let more = self.more.then_some(time);
+        // Whoever polls will most likely do so again before.
+        let pending = self.pending.then(|| time + POLLING);
+        [self.engine.poll_timeout(), of_link, retry, more, pending].into_iter().flatten().min()
     }
 }
 
@@ -396,7 +470,7 @@ pub(super) fn eventfd() -> Result<OwnedFd> {
 }
 
 /// Random bits from the operating system.
-pub(super) fn random<const N: usize>() -> Result<[u8; N]> {
+pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     use std::io::Read;
 
     let mut bytes = [0; N];

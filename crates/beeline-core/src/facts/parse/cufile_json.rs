@@ -42,8 +42,8 @@ pub(super) fn parse(machine: &mut Machine, input: &Input<'_>) -> Result<Outcome,
     Ok(Outcome::default())
 }
 
-/// Replaces comments by blanks, so that lines and columns stay.
-fn strip_comments(text: &str) -> String {
+/// Replaces the comments of a cufile.json by blanks, so that lines stay.
+pub fn strip_comments(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut chars = text.chars().peekable();
     let mut in_string = false;

@@ -36,6 +36,7 @@ mod tables;
 mod text;
 mod xml;
 
+pub use cufile_json::strip_comments;
 pub use sysfs_ib::read_tree;
 
 /// Largest input that [`read`] accepts, in bytes.

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use beeline_core::addr::DevicePtr;
+use beeline_sys::cuda::collective::IpcMapping;
 use beeline_sys::cuda::{
     Context, CuResult, Device as Handle, DeviceAttribute, DeviceMem, Driver, Error as CudaError,
     ForeignStream, HostRegistration, MemoryType, Module, PointerInfo,
@@ -19,6 +20,7 @@ use crate::gpu::{
     DeviceId, DeviceUuid, Info, MemoryInfo, PciAddr, PinnedMem, RegisteredMap, Usage,
 };
 use crate::lock;
+use crate::p2p::share::Name;
 
 /// What only a CUDA device has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -170,6 +172,28 @@ impl Device {
             .map_err(|error| self.failed(format_args!("use {len} bytes at {ptr}"), error))
     }
 
+    /// Memory that another process shares, of at least `len` bytes, where this device reaches it.
+    pub(crate) fn named(&self, name: Name, len: u64) -> Result<Memory> {
+        let context = self.context()?;
+        let failed = |error| self.failed("map device memory of another process", error);
+        let mem = match name {
+            Name::Handle(fd, bytes) if bytes >= len => DeviceMem::import(&context, &fd, bytes),
+            Name::Handle(_, bytes) => {
+                return Err(Error::refused(format!("{len} bytes of memory that has {bytes}")));
+            }
+            Name::Ipc(handle) => IpcMapping::open(&context, handle).and_then(|mapping| {
+                let ptr = DevicePtr::new(mapping.ptr());
+                let known = PointerInfo::of(&context, ptr)?;
+                if known.len < len {
+                    return Err(CudaError::Refused("the memory shared is shorter"));
+                }
+                DeviceMem::foreign(&context, ptr, len, Arc::new(mapping))
+            }),
+            Name::File(..) => return Err(Error::refused("simulated memory, for a CUDA device")),
+        };
+        mem.map(|mem| Memory::new(self, mem)).map_err(failed)
+    }
+
     /// Why `[ptr, ptr + len)` is not ordinary memory of this device.
     fn unfit(&self, info: &PointerInfo, ptr: DevicePtr, len: u64) -> Option<String> {
         if len == 0 {
@@ -235,7 +259,7 @@ impl Device {
         enabled.map_err(|error| self.failed(format_args!("reach {}", peer.label()), error))
     }
 
-    pub(super) fn context(&self) -> Result<Arc<Context>> {
+    pub(crate) fn context(&self) -> Result<Arc<Context>> {
         let mut context = lock(&self.inner.context);
         if let Some(context) = &*context {
             return Ok(Arc::clone(context));
@@ -274,7 +298,7 @@ impl Device {
     }
 
     #[cold]
-    pub(super) fn failed(&self, action: impl fmt::Display, error: CudaError) -> Error {
+    pub(crate) fn failed(&self, action: impl fmt::Display, error: CudaError) -> Error {
         failed(format_args!("{action} on {}", self.label()), error)
     }
 }

@@ -18,6 +18,9 @@ use std::sync::Arc;
 use beeline_core::addr::DevicePtr;
 use beeline_sys::cuda::DeviceMem;
 
+use crate::error::Result;
+use crate::p2p::share::Name;
+
 /// Memory of a CUDA device. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Memory {
@@ -38,7 +41,17 @@ impl Memory {
         self.mem.ptr()
     }
 
-    const fn mem(&self) -> &Arc<DeviceMem> {
+    /// How another process finds the memory.
+    pub(super) fn name(&self) -> Result<Name> {
+        let failed = |error| self.device.failed("share device memory", error);
+        if self.mem.is_virtual() {
+            let bytes = self.mem.whole_len();
+            return Ok(Name::Handle(self.mem.export().map_err(failed)?, bytes));
+        }
+        Ok(Name::Ipc(self.mem.ipc_handle().map_err(failed)?))
+    }
+
+    pub(crate) const fn mem(&self) -> &Arc<DeviceMem> {
         &self.mem
     }
 }

@@ -44,6 +44,10 @@ impl Stream {
         }
     }
 
+    pub(in crate::gpu) const fn handle(&self) -> &StreamHandle {
+        &self.handle
+    }
+
     pub(in crate::gpu) fn push(&self, command: Command<'_>) -> Result<()> {
         let (what, outcome) = match command {
             Command::Copy { dst, src, len } => ("copy", self.copy(dst, src, len)?),

@@ -7,12 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, RwLock};
 
 use beeline_core::addr::{BusAddr, DevicePtr};
-use beeline_sys::mem::{Extent, HostMem, OutOfBounds, punch_hole};
+use beeline_sys::mem::{Extent, HostMem, OutOfBounds, PeerMem, punch_hole};
 
 use super::attach::Importers;
 use super::{Counted, Device};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::RegisteredMap;
+use crate::gpu::{Profile, RegisteredMap};
+use crate::p2p::share::Name;
 use crate::{lock, read_lock, write_lock};
 
 /// The unit of allocation: the page size of GPU memory behind a BAR.
@@ -88,12 +89,12 @@ pub struct Allocation {
     /// Held during a move, and by whoever attaches the memory.
     moving: Mutex<()>,
     importers: Mutex<Importers>,
+    /// The pages are another process's: nothing is given back here.
+    borrowed: bool,
 }
 
 impl Allocation {
     pub(super) fn new(device: &Device, len: u64) -> Result<Self> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-
         let bytes = len.checked_next_multiple_of(PAGE_BYTES).ok_or_else(|| oom(device, len))?;
         // A statement of its own: the error text asks for the free bytes, under the same lock.
         let extents = lock(&device.inner.pages).take(bytes);
@@ -101,21 +102,60 @@ impl Allocation {
         match HostMem::from_extents(&device.inner.memory, &extents) {
             Ok(mem) => {
                 device.inner.allocated.fetch_add(bytes, Ordering::Relaxed);
-                let number = NEXT.fetch_add(1, Ordering::Relaxed);
-                Ok(Self {
-                    device: device.clone(),
-                    number,
-                    mem,
-                    extents: RwLock::new(extents),
-                    moving: Mutex::default(),
-                    importers: Mutex::default(),
-                })
+                Ok(Self::of(device, mem, extents, false))
             }
             Err(error) => {
                 lock(&device.inner.pages).give(&extents);
                 Err(Error::io(format_args!("map {bytes} bytes of simulated device memory"), error))
             }
         }
+    }
+
+    fn of(device: &Device, mem: HostMem, extents: Vec<Extent>, borrowed: bool) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+
+        Self {
+            device: device.clone(),
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
+            mem,
+            extents: RwLock::new(extents),
+            moving: Mutex::default(),
+            importers: Mutex::default(),
+            borrowed,
+        }
+    }
+
+    /// How another process finds the memory.
+    pub(in crate::gpu) fn name(&self) -> Result<Name> {
+        if self.borrowed || self.device.inner.profile == Profile::Movable {
+            return Err(Error::refused(
+                "memory of another process, or memory that moves, cannot be shared",
+            ));
+        }
+        let file = self.device.inner.memory.try_clone();
+        let file = file.map_err(|error| Error::io("share simulated device memory", error))?;
+        Ok(Name::File(file, read_lock(&self.extents).clone()))
+    }
+
+    /// Memory of another process's simulated device, of at least `len` bytes.
+    pub(super) fn named(device: &Device, name: Name, len: u64) -> Result<Self> {
+        let Name::File(file, extents) = name else {
+            return Err(Error::refused("memory of a CUDA device, for a simulated one"));
+        };
+        let run = |sum: u64, run: &Extent| sum.checked_add(run.len);
+        let total = extents.iter().try_fold(0, run).filter(|total| *total >= len);
+        if total.is_none() || extents.iter().any(|run| !run.len.is_multiple_of(PAGE_BYTES)) {
+            return Err(Error::refused(format!("the memory shared has less than {len} bytes")));
+        }
+        let ends = extents.iter().map(|run| run.offset.checked_add(run.len));
+        let end = ends.max().flatten().and_then(|end| usize::try_from(end).ok());
+        let end = end.ok_or_else(|| Error::refused("the memory shared overflows"))?;
+        // Only a file that cannot shrink is safe to access.
+        let checked = PeerMem::new(&file, end);
+        checked.and_then(|_| HostMem::from_extents(&file, &extents)).map_or_else(
+            |error| Err(Error::io("map device memory of another process", error)),
+            |mem| Ok(Self::of(device, mem, extents, true)),
+        )
     }
 
     pub(in crate::gpu) const fn device(&self) -> &Device {
@@ -186,6 +226,9 @@ impl Allocation {
         let mut done = 0;
         while done < len {
             let extents = read_lock(&self.extents);
+            if self.borrowed {
+                return Err(Error::refused("mapped pages into memory of another process"));
+            }
             let Some((offset, run)) = translate(&extents, at + done) else {
                 return Err(OutOfBounds { offset: at + done, len, size: self.mem.len() }.into());
             };
@@ -238,6 +281,9 @@ impl Allocation {
     }
 
     pub(super) fn relocate(&self) -> Result<()> {
+        if self.borrowed {
+            return Err(Error::refused("the memory belongs to another process"));
+        }
         let _one_at_a_time = lock(&self.moving);
         // Given back at the end, when the new pages are in place and the old ones are gone.
         let _revoked = self.revoke_all()?;
@@ -274,6 +320,9 @@ impl Device {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
+        if self.borrowed {
+            return;
+        }
         let extents = std::mem::take(&mut *write_lock(&self.extents));
         let bytes: u64 = extents.iter().map(|extent| extent.len).sum();
         self.device.return_pages(&extents);

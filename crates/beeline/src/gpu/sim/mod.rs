@@ -31,6 +31,7 @@ use super::{Buffer, DeviceId, Info, MemoryInfo, PinnedMem, Profile, RegisteredMa
 use crate::config::SimConfig;
 use crate::error::{Error, Kind, Result};
 use crate::lock;
+use crate::p2p::share::Name;
 
 /// A simulated GPU. Cheap to clone; every clone is the same device.
 #[derive(Clone, Debug)]
@@ -155,6 +156,11 @@ impl Device {
     pub(super) fn alloc(&self, len: u64) -> Result<Arc<Allocation>> {
         self.inner.faults.hit(Site::Alloc)?;
         Allocation::new(self, len).map(Arc::new)
+    }
+
+    /// Memory that another process shares, of at least `len` bytes.
+    pub(super) fn named(&self, name: Name, len: u64) -> Result<Arc<Allocation>> {
+        Allocation::named(self, name, len).map(Arc::new)
     }
 
     pub(super) fn pin(&self, mem: Arc<HostMem>) -> Result<PinnedMem> {

@@ -66,7 +66,7 @@ impl FaultLink {
             }
             self.hold_or_send(now, transmit, &mut ready);
         }
-        let mut open = true;
+        let mut open = self.inner.send(&mut ready, sent);
         while open && !ready.is_empty() {
             open = self.inner.send(&mut ready, sent);
         }
@@ -76,7 +76,7 @@ impl FaultLink {
     }
 
     pub(super) fn due(&self) -> Option<Instant> {
-        self.held.iter().map(|(due, _)| *due).min()
+        self.held.iter().map(|(due, _)| *due).chain(self.inner.due()).min()
     }
 
     fn hold_or_send(&mut self, now: Instant, transmit: Transmit, ready: &mut VecDeque<Transmit>) {

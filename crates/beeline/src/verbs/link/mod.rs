@@ -10,6 +10,7 @@ mod udp;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use beeline_core::rc::Transmit;
@@ -21,6 +22,8 @@ pub(super) use local::LocalLink;
 pub(super) use pair::PairLink;
 pub(super) use pcap::Pcap;
 pub(super) use udp::UdpLink;
+
+use super::peer::Peer;
 
 /// Datagrams that are moved before anything else gets a turn.
 pub(super) const BATCH: usize = beeline_sys::net::BATCH_MAX;
@@ -65,6 +68,15 @@ impl Link {
             Self::Pair(_) => LinkKind::Pair,
             Self::Local(_) => LinkKind::Local,
             Self::Fault(link) => link.inner.kind(),
+        }
+    }
+
+    /// The process at the other end, where memory is shared with one.
+    pub(super) fn peer(&self) -> Option<Arc<Mutex<Peer>>> {
+        match self {
+            Self::Local(link) => Some(link.peer()),
+            Self::Fault(link) => link.inner.peer(),
+            Self::Udp(_) | Self::Pair(_) => None,
         }
     }
 
@@ -121,8 +133,9 @@ impl Link {
     pub(super) fn set_sleeping(&self, sleeping: bool) -> bool {
         match self {
             Self::Local(link) => link.set_sleeping(sleeping),
+            Self::Fault(link) => link.inner.set_sleeping(sleeping),
             // The kernel, or the sender's lock, sees to it.
-            _ => false,
+            Self::Udp(_) | Self::Pair(_) => false,
         }
     }
 }

@@ -29,7 +29,7 @@ impl Pcap {
 
     /// Writes one datagram with the headers it travels under.
     pub(in super::super) fn write(&mut self, path: &Path, datagram: &[u8]) -> io::Result<()> {
-        let headers = headers(path, datagram.len());
+        let headers = headers(path, datagram);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let len = (headers.len() + datagram.len()) as u32;
         for word in [now.as_secs() as u32, now.subsec_nanos(), len, len] {
@@ -44,10 +44,11 @@ impl Pcap {
     }
 }
 
-/// IP and UDP headers. The UDP checksum is left out (zero) for IPv4, where that is allowed, and made
-/// for IPv6 by nobody here: dissectors do not check it unless told to.
-fn headers(path: &Path, payload: usize) -> Vec<u8> {
-    let udp_len = (8 + payload) as u16;
+/// IP and UDP headers. The UDP checksum is left out (zero) over IPv4, where that is allowed; over IPv6
+/// it is not (RFC 8200, 8.1).
+fn headers(path: &Path, datagram: &[u8]) -> Vec<u8> {
+    let udp_len = (8 + datagram.len()) as u16;
+    let mut udp_sum = 0;
     let mut bytes = Vec::with_capacity(48);
     match (path.src, path.dst) {
         (IpAddr::V6(src), IpAddr::V6(dst)) => {
@@ -56,6 +57,11 @@ fn headers(path: &Path, payload: usize) -> Vec<u8> {
             bytes.extend_from_slice(&[17, 64]);
             bytes.extend_from_slice(&src.octets());
             bytes.extend_from_slice(&dst.octets());
+            let ports = [path.src_port.to_be_bytes(), UDP_PORT.to_be_bytes()].concat();
+            let pseudo = [&udp_len.to_be_bytes(), &[0, 17][..], &ports, &udp_len.to_be_bytes()];
+            let sum = [&src.octets(), &dst.octets(), pseudo.concat().as_slice(), datagram].concat();
+            // A sum of zero is written as its other form: zero would say that there is none.
+            udp_sum = Some(checksum(&sum)).filter(|sum| *sum != 0).unwrap_or(0xffff);
         }
         (src, dst) => {
             let octets = |ip: IpAddr| match ip {
@@ -81,7 +87,7 @@ fn headers(path: &Path, payload: usize) -> Vec<u8> {
     bytes.extend_from_slice(&path.src_port.to_be_bytes());
     bytes.extend_from_slice(&UDP_PORT.to_be_bytes());
     bytes.extend_from_slice(&udp_len.to_be_bytes());
-    bytes.extend_from_slice(&[0, 0]);
+    bytes.extend_from_slice(&udp_sum.to_be_bytes());
     bytes
 }
 
@@ -89,6 +95,7 @@ fn headers(path: &Path, payload: usize) -> Vec<u8> {
 fn checksum(header: &[u8]) -> u16 {
     let words = header.chunks(2).map(|word| match word {
         [high, low] => u32::from(u16::from_be_bytes([*high, *low])),
+        [high] => u32::from(*high) << 8,
         _ => 0,
     });
     let mut sum: u32 = words.sum();

@@ -15,7 +15,7 @@ use std::sync::atomic::{Ordering, fence};
 use beeline_core::roce::Mtu;
 use beeline_sys::mem::{HostMem, memfd};
 
-/// Bytes for messages: a power of two. Bounds what is on its way in one direction.
+/// Bytes for messages. Bounds what is on its way in one direction.
 const CAPACITY: u64 = 4 << 20;
 
 const HEAD: u64 = 0;
@@ -44,18 +44,59 @@ pub(super) enum Tag {
 
 const SKIP: u64 = 2;
 
+/// Memory that a ring lies in: words that are read with acquire and written with release ordering, and
+/// bytes. It is a trait so that the ends below run in a model that tries every order of their steps.
+/// Nothing out of bounds is accessed; a word there reads as 0.
+pub(super) trait RingMem {
+    /// Bytes for messages: a multiple of 8, and a message fits.
+    const CAPACITY: u64;
+
+    fn load(&self, offset: u64) -> u64;
+    fn store(&self, offset: u64, word: u64);
+    /// `false` where nothing was written.
+    fn write(&self, offset: u64, bytes: &[u8]) -> bool;
+    /// `false` where nothing was appended.
+    fn append_to(&self, offset: u64, len: usize, into: &mut Vec<u8>) -> bool;
+    /// Sequentially consistent.
+    fn fence();
+}
+
+impl RingMem for HostMem {
+    const CAPACITY: u64 = CAPACITY;
+
+    fn load(&self, offset: u64) -> u64 {
+        self.load_u64(offset).unwrap_or(0)
+    }
+
+    fn store(&self, offset: u64, word: u64) {
+        let _ = self.store_u64(offset, word);
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> bool {
+        Self::write(self, offset, bytes).is_ok()
+    }
+
+    fn append_to(&self, offset: u64, len: usize, into: &mut Vec<u8>) -> bool {
+        Self::append_to(self, offset, len, into).is_ok()
+    }
+
+    fn fence() {
+        fence(Ordering::SeqCst);
+    }
+}
+
 /// The end that writes.
 #[derive(Debug)]
-pub(super) struct Writer {
-    mem: HostMem,
+pub(super) struct Writer<M = HostMem> {
+    mem: M,
     head: u64,
     tail: u64,
 }
 
 /// The end that reads.
 #[derive(Debug)]
-pub(super) struct Reader {
-    mem: HostMem,
+pub(super) struct Reader<M = HostMem> {
+    mem: M,
     tail: u64,
     /// The writer broke the rules; nothing it writes is read any more.
     broken: bool,
@@ -66,7 +107,13 @@ impl Writer {
     pub(super) fn new() -> io::Result<(Self, OwnedFd)> {
         let file = memfd("beeline-ring", BYTES)?;
         let mem = HostMem::of_sealed(&file, BYTES as usize)?;
-        Ok((Self { mem, head: 0, tail: 0 }, file))
+        Ok((Self::over(mem), file))
+    }
+}
+
+impl<M: RingMem> Writer<M> {
+    const fn over(mem: M) -> Self {
+        Self { mem, head: 0, tail: 0 }
     }
 
     /// Writes a message. `false` when there is no room for it now; one too long is dropped.
@@ -75,13 +122,12 @@ impl Writer {
             return true;
         }
         let need = 8 + (message.len() as u64).next_multiple_of(8);
-        let to_end = CAPACITY - self.head % CAPACITY;
+        let to_end = M::CAPACITY - self.head % M::CAPACITY;
         let skip = if need > to_end { to_end } else { 0 };
         if !self.has_room(skip + need) {
             return false;
         }
-        let written = self.write(skip, tag, message);
-        if written.is_ok() {
+        if self.write(skip, tag, message) {
             self.head += skip + need;
         }
         true
@@ -89,19 +135,19 @@ impl Writer {
 
     /// Shows the reader what was written. `true` when it sleeps and has to be woken.
     pub(super) fn publish(&self) -> bool {
-        let _ = self.mem.store_u64(HEAD, self.head);
+        self.mem.store(HEAD, self.head);
         // Either this side sees that the reader sleeps, or the reader sees the new position before it
         // does: both put a fence between their store and their load.
-        fence(Ordering::SeqCst);
-        self.mem.load_u64(SLEEPING).unwrap_or(0) != 0
+        M::fence(); // Pairs with that of `set_sleeping`.
+        self.mem.load(SLEEPING) != 0
     }
 
     fn has_room(&mut self, bytes: u64) -> bool {
-        let room = |tail: u64| CAPACITY.saturating_sub(self.head - tail) >= bytes;
+        let room = |tail: u64| M::CAPACITY.saturating_sub(self.head - tail) >= bytes;
         if room(self.tail) {
             return true;
         }
-        let tail = self.mem.load_u64(TAIL).unwrap_or(0);
+        let tail = self.mem.load(TAIL);
         // A reader that claims what was never written, or goes back, gets nothing more.
         if tail < self.tail || tail > self.head || !room(tail) {
             return false;
@@ -110,18 +156,13 @@ impl Writer {
         true
     }
 
-    fn write(
-        &self,
-        skip: u64,
-        tag: Tag,
-        message: &[u8],
-    ) -> Result<(), beeline_sys::mem::OutOfBounds> {
-        let at = |position: u64| MESSAGES + position % CAPACITY;
+    fn write(&self, skip: u64, tag: Tag, message: &[u8]) -> bool {
+        let at = |position: u64| MESSAGES + position % M::CAPACITY;
         if skip > 0 {
-            self.mem.store_u64(at(self.head), SKIP << 32)?;
+            self.mem.store(at(self.head), SKIP << 32);
         }
         let start = at(self.head + skip);
-        self.mem.store_u64(start, ((tag as u64) << 32) | message.len() as u64)?;
+        self.mem.store(start, ((tag as u64) << 32) | message.len() as u64);
         self.mem.write(start + 8, message)
     }
 }
@@ -130,12 +171,18 @@ impl Reader {
     /// The ring behind a file that the writer passed on.
     pub(super) fn new(file: impl AsFd) -> io::Result<Self> {
         let mem = HostMem::of_sealed(file, BYTES as usize)?;
-        Ok(Self { mem, tail: 0, broken: false })
+        Ok(Self::over(mem))
+    }
+}
+
+impl<M: RingMem> Reader<M> {
+    const fn over(mem: M) -> Self {
+        Self { mem, tail: 0, broken: false }
     }
 
     /// Whether a message is there.
     pub(super) fn has_message(&self) -> bool {
-        !self.broken && self.mem.load_u64(HEAD).unwrap_or(0) != self.tail
+        !self.broken && self.mem.load(HEAD) != self.tail
     }
 
     /// Takes the next message, into `into`, which is empty.
@@ -153,29 +200,29 @@ impl Reader {
 
     /// Gives the room of what was taken back to the writer.
     pub(super) fn release(&self) {
-        let _ = self.mem.store_u64(TAIL, self.tail);
+        self.mem.store(TAIL, self.tail);
     }
 
     /// Says whether this side is about to sleep. Answers whether a message is there all the same.
     pub(super) fn set_sleeping(&self, sleeping: bool) -> bool {
-        let _ = self.mem.store_u64(SLEEPING, u64::from(sleeping));
-        fence(Ordering::SeqCst);
+        self.mem.store(SLEEPING, u64::from(sleeping));
+        M::fence(); // Pairs with that of `publish`.
         self.has_message()
     }
 
     /// `None` when the ring is broken, `Some(None)` for a skip.
     fn take(&mut self, into: &mut Vec<u8>) -> Option<Option<Tag>> {
-        let head = self.mem.load_u64(HEAD).ok()?;
-        let there = head.checked_sub(self.tail).filter(|there| *there <= CAPACITY)?;
-        let at = self.tail % CAPACITY;
-        let word = self.mem.load_u64(MESSAGES + at).ok()?;
+        let head = self.mem.load(HEAD);
+        let there = head.checked_sub(self.tail).filter(|there| *there <= M::CAPACITY)?;
+        let at = self.tail % M::CAPACITY;
+        let word = self.mem.load(MESSAGES + at);
         let tag = match word >> 32 {
             0 => Tag::Packet,
             1 => Tag::Gone,
             3 => Tag::Offer,
             4 => Tag::Mapped,
             SKIP => {
-                let rest = CAPACITY - at;
+                let rest = M::CAPACITY - at;
                 self.tail = self.tail.checked_add(rest.min(there))?;
                 return (rest <= there).then_some(None);
             }
@@ -183,120 +230,18 @@ impl Reader {
         };
         let len = usize::try_from(word & 0xffff_ffff).ok().filter(|len| *len <= MESSAGE_MAX)?;
         let bytes = 8 + (len as u64).next_multiple_of(8);
-        if bytes > there || at + bytes > CAPACITY {
+        if bytes > there || at + bytes > M::CAPACITY {
             return None;
         }
-        self.mem.append_to(MESSAGES + at + 8, len, into).ok()?;
+        if !self.mem.append_to(MESSAGES + at + 8, len, into) {
+            return None;
+        }
         self.tail += bytes;
         Some(Some(tag))
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn ring() -> (Writer, Reader) {
-        let (writer, file) = Writer::new().unwrap();
-        (writer, Reader::new(&file).unwrap())
-    }
-
-    fn pop(reader: &mut Reader) -> Option<(Tag, Vec<u8>)> {
-        let mut bytes = Vec::new();
-        let tag = reader.pop(&mut bytes)?;
-        Some((tag, bytes))
-    }
-
-    #[test]
-    fn messages_of_every_length_arrive_in_order_many_times_around() {
-        let (mut writer, mut reader) = ring();
-        let message = |n: usize| vec![n as u8; (n * 7919) % (MESSAGE_MAX + 1)];
-        let (mut written, mut read) = (0, 0);
-        while read < 2000 {
-            let tag = if written % 5 == 0 { Tag::Gone } else { Tag::Packet };
-            if written < 2000 && writer.push(tag, &message(written)) {
-                written += 1;
-                continue;
-            }
-            // Full: nothing more goes in until something was taken and given back.
-            writer.publish();
-            for _ in 0..3 {
-                let Some((tag, bytes)) = pop(&mut reader) else { break };
-                assert_eq!(bytes, message(read));
-                assert_eq!(tag == Tag::Gone, read % 5 == 0);
-                read += 1;
-            }
-            reader.release();
-        }
-        assert!(!reader.has_message());
-    }
-
-    #[test]
-    fn a_sleeper_is_seen_or_sees() {
-        let (mut writer, reader) = ring();
-        assert!(!writer.publish());
-        assert!(!reader.set_sleeping(true));
-        assert!(writer.push(Tag::Packet, &[1]));
-        assert!(writer.publish(), "the reader sleeps");
-        assert!(reader.set_sleeping(true), "a message is there");
-        reader.set_sleeping(false);
-        assert!(!writer.publish());
-    }
-
-    /// Whatever the writer puts there, the reader takes what fits or stops.
-    #[test]
-    fn a_writer_that_lies_is_not_followed() {
-        let word = |tag: u64, len: u64| (tag << 32) | len;
-        let cases = [
-            (u64::MAX, word(0, 8)),
-            (CAPACITY + 8, word(0, 8)),
-            (16, word(0, 9)),
-            (16, word(0, MESSAGE_MAX as u64 + 1)),
-            (16, word(5, 8)),
-            (16, word(SKIP, 0)),
-            (8, word(0, 0xffff_ffff)),
-        ];
-        for (head, first) in cases {
-            let (writer, mut reader) = ring();
-            writer.mem.store_u64(MESSAGES, first).unwrap();
-            writer.mem.store_u64(HEAD, head).unwrap();
-            assert!(pop(&mut reader).is_none(), "{head} {first:#x}");
-            assert!(!reader.has_message());
-        }
-    }
-
-    #[test]
-    fn a_reader_that_lies_gets_nothing_overwritten() {
-        for tail in [u64::MAX, 1 << 40] {
-            let (mut writer, reader) = ring();
-            while writer.push(Tag::Packet, &[0; 4096]) {}
-            reader.mem.store_u64(TAIL, tail).unwrap();
-            assert!(!writer.push(Tag::Packet, &[0; 4096]), "{tail}");
-        }
-    }
-
-    #[test]
-    fn a_thread_on_each_side() {
-        let (mut writer, mut reader) = ring();
-        std::thread::scope(|scope| {
-            scope.spawn(move || {
-                for n in 0..20_000_u64 {
-                    while !writer.push(Tag::Packet, &n.to_le_bytes().repeat(64)) {
-                        std::thread::yield_now();
-                    }
-                    writer.publish();
-                }
-            });
-            for n in 0..20_000_u64 {
-                let bytes = loop {
-                    match pop(&mut reader) {
-                        Some((_, bytes)) => break bytes,
-                        None => std::thread::yield_now(),
-                    }
-                };
-                reader.release();
-                assert_eq!(bytes, n.to_le_bytes().repeat(64));
-            }
-        });
-    }
-}
+mod model;
+#[cfg(test)]
+mod tests;

@@ -15,6 +15,9 @@ use crate::error::{Error, Kind, Result};
 /// Asked of the kernel for each direction; it gives what it allows.
 const SOCKET_BYTES: usize = 8 << 20;
 
+/// Datagrams asked for at least.
+const WANT_MIN: usize = 2;
+
 /// Bytes of a UDP header.
 const UDP_LEN: usize = 8;
 
@@ -23,6 +26,9 @@ pub(in super::super) struct UdpLink {
     socket: UdpSocket,
     raw: Option<RawUdpSocket>,
     local: IpAddr,
+    /// Datagrams to ask for next: few while few come, so that an answer that is waited for is not held up
+    /// by what many would need.
+    want: usize,
     /// Datagrams the kernel did not take: a path too small, no route. Lost, as on a wire.
     lost: u64,
 }
@@ -49,7 +55,7 @@ impl UdpLink {
                     .remedy("grant CAP_NET_RAW, or use the UDP link"));
             }
         };
-        Ok(Self { socket, raw, local, lost: 0 })
+        Ok(Self { socket, raw, local, want: WANT_MIN, lost: 0 })
     }
 
     pub(super) const fn kind(&self) -> LinkKind {
@@ -85,12 +91,21 @@ impl UdpLink {
     pub(super) fn receive(&mut self, spare: &mut Vec<Vec<u8>>, arrivals: &mut Vec<Arrival>) {
         let mut metas: [Option<Received>; BATCH] = [None; BATCH];
         let mut heads: [Headers; BATCH] = [[0; size_of::<Headers>()]; BATCH];
+        let want = self.want.min(spare.len());
+        let Some(buffers) = spare.get_mut(..want) else { return };
         let received = match &self.raw {
-            Some(raw) => raw.receive(spare, &mut metas, &mut heads),
-            None => self.socket.receive(spare, &mut metas),
+            Some(raw) => raw.receive(buffers, &mut metas, &mut heads),
+            None => self.socket.receive(buffers, &mut metas),
         };
         // EAGAIN, or an ICMP error about something sent earlier: nothing has arrived.
-        let count = received.unwrap_or(0).min(spare.len());
+        let count = received.unwrap_or(0).min(want);
+        self.want = if count == want {
+            BATCH
+        } else if count == 0 {
+            WANT_MIN
+        } else {
+            self.want
+        };
         for ((datagram, meta), head) in spare.drain(..count).zip(metas).zip(&heads) {
             let Some(meta) = meta.filter(|meta| !meta.truncated) else { continue };
             let arrival = match &self.raw {

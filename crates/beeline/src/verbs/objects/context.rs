@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use beeline_core::mr::PdId;
 use beeline_core::rc::{Counters, Event};
+use beeline_core::reason::Code;
 use beeline_core::roce::{Mtu, Qpn, Strength};
 
 use super::super::link::LinkKind;
@@ -28,8 +29,8 @@ pub struct Resolved {
     pub link: LinkKind,
     /// How strong the check of received packets is.
     pub check: Strength,
-    /// Why it is so, as a sentence.
-    pub why: &'static str,
+    /// Why: [`Code::IcrcHalf`] where a UDP socket hides a part of what is checked.
+    pub why: Code,
 }
 
 /// Something that happens unasked.
@@ -122,15 +123,9 @@ impl Context {
     pub fn resolved(&self) -> Resolved {
         let shared = &self.soft.shared;
         let why = match (shared.kind, shared.strength) {
-            (LinkKind::Local, _) => {
-                "both processes share memory: nothing on the way can change a packet"
-            }
-            (LinkKind::Pair, _) => "both NICs are in this process",
-            (LinkKind::Raw, _) => "the raw socket shows the IP header: the full packet check",
-            (LinkKind::Udp, Strength::Full) => "IPv6 has no identification to hide",
-            (LinkKind::Udp, Strength::Half) => {
-                "without CAP_NET_RAW the IPv4 identification is hidden: 16 of 32 check bits remain"
-            }
+            (LinkKind::Local | LinkKind::Pair, _) => Code::SharedMemory,
+            (LinkKind::Raw | LinkKind::Udp, Strength::Full) => Code::IcrcFull,
+            (LinkKind::Raw | LinkKind::Udp, Strength::Half) => Code::IcrcHalf,
         };
         Resolved { link: shared.kind, check: shared.strength, why }
     }

@@ -212,7 +212,7 @@ impl Qp {
     /// `is_refused`: code `queue-full` where completions must be polled first, `qp-state`, `unsupported`,
     /// or `work-request` with what is wrong with it.
     pub fn post_send(&self, wr: SendWr) -> Result<()> {
-        self.with(|core, qpn| core.engine.post_send(qpn, wr)).map_err(post_error)
+        self.post(|core, qpn| core.engine.post_send(qpn, wr)).map_err(post_error)
     }
 
     /// Posts a send work request whose payload is read now, so that its memory is free again at once.
@@ -221,7 +221,7 @@ impl Qp {
     /// As [`post_send`](Self::post_send); code `inline-device-memory` where an element is device memory,
     /// which the CPU cannot read in place.
     pub fn post_send_inline(&self, mut wr: SendWr) -> Result<()> {
-        let posted = self.with(|core, qpn| {
+        let posted = self.post(|core, qpn| {
             if let Payload::Sges(sges) = &wr.payload {
                 wr.payload = Payload::Inline(gather(core, sges)?);
             }
@@ -235,7 +235,11 @@ impl Qp {
     /// # Errors
     /// As [`post_send`](Self::post_send).
     pub fn post_recv(&self, wr: RecvWr) -> Result<()> {
-        self.with(|core, qpn| core.engine.post_recv(qpn, wr)).map_err(post_error)
+        self.post(|core, qpn| core.engine.post_recv(qpn, wr)).map_err(post_error)
+    }
+
+    fn post<T>(&self, work: impl FnOnce(&mut Core, Qpn) -> T) -> T {
+        self.pd.soft.shared.post(|core| work(core, self.qpn))
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut Core, Qpn) -> T) -> T {

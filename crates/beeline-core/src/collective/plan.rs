@@ -1,0 +1,305 @@
+//! Which algorithm a call takes, why not the others, and how long it should take.
+//!
+//! Predictions are `start + bytes / rate`, by numbers measured between two H200 with 18 NVLinks each, and
+//! scaled by the bandwidth of the links where they are others. They order the algorithms and tell a person
+//! what to expect (within a quarter, between two GPUs joined by NVLink); results never depend on them.
+
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use super::call::{Algorithm, Call, Collective};
+use super::schedule::{RANKS_MAX, does};
+use crate::plan::{Choice, Level, Plan, Rejected};
+use crate::reason::{Code, Reason};
+
+mod links;
+
+pub use links::{Pair, pairs, ranks};
+
+/// What joins two ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// NVLink or its like, straight or through its switches.
+    Fabric {
+        /// MB/s in one direction, as the copy engine reaches it.
+        mb_per_s: u64,
+    },
+    /// Peer access over PCI.
+    Pci {
+        /// MB/s in one direction.
+        mb_per_s: u64,
+    },
+    /// Both ranks are on one device (simulated ones may be).
+    Same,
+    /// No peer access, for this reason.
+    None(Reason),
+}
+
+/// The ranks of a communicator and what joins them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ranks {
+    /// How many there are.
+    pub count: u32,
+    /// The slowest link of any pair; bandwidth to all peers at once is that of one link for PCI, and of
+    /// the whole fabric for NVLink.
+    pub slowest: Link,
+    /// Whether calls are launched one by one (`false`) or replayed from a graph.
+    pub graph: bool,
+    /// MB/s between one device and host memory.
+    pub host_mb_per_s: u64,
+}
+
+impl Ranks {
+    /// As many ranks, joined as the machine was that the numbers come from.
+    pub const fn like_h200(count: u32) -> Self {
+        let slowest = Link::Fabric { mb_per_s: MEASURED_MB_PER_S };
+        Self { count, slowest, graph: false, host_mb_per_s: 50_000 }
+    }
+}
+
+/// A plan with what each algorithm that could do the call is predicted to take.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Planned {
+    /// Algorithms in order of preference, and all others with their reasons.
+    pub plan: Plan<Algorithm>,
+    /// Predicted nanoseconds of every algorithm in `plan.choices`, in that order.
+    pub predicted_ns: Vec<u64>,
+}
+
+impl Planned {
+    /// The algorithm to take; `None` where no rank or too many were given.
+    pub fn best(&self) -> Option<Algorithm> {
+        self.plan.choices.first().map(|choice| choice.route)
+    }
+}
+
+/// The copy engine's rate on the machine of the measurements.
+const MEASURED_MB_PER_S: u64 = 391_000;
+/// Most bytes of a part that goes as packets of data and flag.
+pub const PACKET_BYTES_MAX: u64 = 512 << 10;
+/// Most bytes of an all-reduce of more than two ranks that every rank reduces itself; above they share the work.
+pub const WHOLE_BYTES_MAX: u64 = 32 << 10;
+
+/// Plans `call` for `ranks`. Never more than one algorithm is chosen by another's failure: the order is that
+/// of the predictions, and a rejected algorithm says what it lacks.
+pub fn plan(call: &Call, ranks: &Ranks) -> Planned {
+    let mut open: Vec<(u64, Algorithm)> = Vec::new();
+    let mut rejected: Vec<Rejected<Algorithm>> = Vec::new();
+    for route in Algorithm::ALL {
+        match judge(call, ranks, route) {
+            Ok(nanoseconds) => open.push((nanoseconds, route)),
+            Err(why) => rejected.push(Rejected { route, why }),
+        }
+    }
+    open.sort_by_key(|(nanoseconds, _)| *nanoseconds);
+    let best = open.first().copied();
+    let choices = open.iter().enumerate().map(|(place, (nanoseconds, route))| {
+        let why = match best {
+            _ if open.len() == 1 => Reason::new(Code::OnlyRoute),
+            Some((least, _)) if place > 0 => Reason::with(
+                Code::PredictedSlower,
+                format!("{} instead of {}", time(*nanoseconds), time(least)),
+            ),
+            _ => Reason::with(Code::PredictedFastest, time(*nanoseconds)),
+        };
+        Choice { route: *route, level: Level::Plausible, why }
+    });
+    let choices = choices.collect();
+    let predicted_ns = open.iter().map(|(nanoseconds, _)| *nanoseconds).collect();
+    Planned { plan: Plan { choices, rejected }, predicted_ns }
+}
+
+fn judge(call: &Call, ranks: &Ranks, route: Algorithm) -> Result<u64, Reason> {
+    let unsuited = |what: String| Reason::with(Code::AlgorithmUnsuited, what);
+    let (kind, n) = (call.kind, ranks.count);
+    if n == 0 || n > RANKS_MAX {
+        return Err(unsuited(format!("{n} ranks; 1 to {RANKS_MAX} are possible")));
+    }
+    if !(does(route, kind, n) || (route == Algorithm::Staged && n > 1)) {
+        let text = if n == 1 { "one rank".into() } else { format!("{kind} of {n} ranks") };
+        return Err(unsuited(text));
+    }
+    let part = call.count.saturating_mul(call.dtype.size_bytes().unwrap_or(1));
+    if route == Algorithm::Staged {
+        return Ok(staged_ns(call, ranks, part));
+    }
+    let rate = match &ranks.slowest {
+        Link::None(why) if n > 1 => return Err(why.clone()),
+        Link::Fabric { mb_per_s } | Link::Pci { mb_per_s } => (*mb_per_s).max(1),
+        Link::Same | Link::None(_) => MEASURED_MB_PER_S,
+    };
+    if matches!(ranks.slowest, Link::Fabric { .. } | Link::Pci { .. }) {
+        built(call, n, part, route)?;
+    }
+    if route == Algorithm::LowLatency && part > PACKET_BYTES_MAX {
+        let text = format!("{part} bytes a part, packets are for {PACKET_BYTES_MAX} at most");
+        return Err(unsuited(text));
+    }
+    Ok(direct_ns(call, n, part, route, rate, ranks.graph))
+}
+
+/// What the kernels of CUDA devices do not do; the staged path does all of it.
+fn built(call: &Call, n: u32, part: u64, route: Algorithm) -> Result<(), Reason> {
+    let whole = matches!(route, Algorithm::LowLatency | Algorithm::OneShot);
+    if matches!(route, Algorithm::CopyEngine | Algorithm::ScatterGather) {
+        return Err(Reason::with(
+            Code::NotBuilt,
+            "kernels push with stores, from each rank to each",
+        ));
+    }
+    if whole && call.kind == Collective::AllReduce && n > 2 && part > WHOLE_BYTES_MAX {
+        let text = format!("above {WHOLE_BYTES_MAX} bytes more than two ranks share the reduction");
+        return Err(Reason::with(Code::AlgorithmUnsuited, text));
+    }
+    Ok(())
+}
+
+/// Nanoseconds of an algorithm over direct links.
+fn direct_ns(call: &Call, n: u32, part: u64, route: Algorithm, rate: u64, graph: bool) -> u64 {
+    let others = u64::from(n.saturating_sub(1));
+    let all = part.saturating_mul(others);
+    // What one rank moves over its link, in the direction that moves more.
+    let wire = match (call.kind, route) {
+        (Collective::AllReduce, Algorithm::TwoShot | Algorithm::CopyEngine) => {
+            all.saturating_mul(2) / u64::from(n)
+        }
+        (Collective::Broadcast, Algorithm::ScatterGather) => {
+            part.saturating_add(part / u64::from(n))
+        }
+        (Collective::Reduce, Algorithm::TwoShot) => part.saturating_add(part / u64::from(n)),
+        (Collective::Send | Collective::Recv, _) => part,
+        (Collective::Barrier, _) => 0,
+        _ => all,
+    };
+    // Start of a launch and of the meetings of an algorithm; what part of the link it reaches (percent).
+    let launch = if graph { 2_000 } else { 8_300 };
+    let (meetings, percent) = match route {
+        Algorithm::Local => (0, 400),
+        // Packets carry as many bytes of flags as of data.
+        Algorithm::LowLatency => (200, 45),
+        Algorithm::OneShot => (900, 93),
+        Algorithm::TwoShot => (3_400, 93),
+        Algorithm::ScatterGather => (4_000, 93),
+        Algorithm::CopyEngine if call.kind.reduces() => (7_500, 95),
+        _ => (3_900, 97),
+    };
+    launch + meetings + move_ns(wire, rate.saturating_mul(percent) / 100)
+}
+
+/// Through host memory: out of the device, a pass of the CPU over all inputs, into the device.
+fn staged_ns(call: &Call, ranks: &Ranks, part: u64) -> u64 {
+    let inputs = part.saturating_mul(u64::from(call.input_parts(ranks.count).max(1)));
+    let outputs = part.saturating_mul(u64::from(call.output_parts(ranks.count)));
+    let passes = part.saturating_mul(u64::from(ranks.count));
+    60_000_u64
+        .saturating_add(move_ns(inputs.saturating_add(outputs), ranks.host_mb_per_s))
+        .saturating_add(move_ns(passes, 8_000))
+}
+
+/// Nanoseconds of `bytes` at `mb_per_s` (10^6 bytes a second).
+fn move_ns(bytes: u64, mb_per_s: u64) -> u64 {
+    let ns = u128::from(bytes) * 1000 / u128::from(mb_per_s.max(1));
+    u64::try_from(ns).unwrap_or(u64::MAX / 4)
+}
+
+/// A time for people.
+pub fn time(nanoseconds: u64) -> String {
+    match nanoseconds {
+        0..10_000_000 => format!("{}.{} us", nanoseconds / 1000, nanoseconds % 1000 / 100),
+        10_000_000..10_000_000_000 => {
+            format!("{}.{} ms", nanoseconds / 1_000_000, nanoseconds % 1_000_000 / 100_000)
+        }
+        _ => format!(
+            "{}.{} s",
+            nanoseconds / 1_000_000_000,
+            nanoseconds % 1_000_000_000 / 100_000_000
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::types::DataType;
+
+    fn all_reduce(bytes: u64, ranks: &Ranks) -> Planned {
+        plan(&Call::new(Collective::AllReduce, bytes, DataType::U8), ranks)
+    }
+
+    /// Bare all-reduces of two H200: size, microseconds in a loop, algorithm that was measured.
+    #[test]
+    fn predictions_are_near_what_was_measured() {
+        let measured = [
+            (8, 91, Algorithm::LowLatency),
+            (32 << 10, 86, Algorithm::LowLatency),
+            (128 << 10, 85, Algorithm::LowLatency),
+            (2 << 20, 149, Algorithm::OneShot),
+            (8 << 20, 338, Algorithm::OneShot),
+            (32 << 20, 1100, Algorithm::OneShot),
+            (1 << 30, 32010, Algorithm::OneShot),
+        ];
+        for (bytes, tenths, algorithm) in measured {
+            let planned = all_reduce(bytes, &Ranks::like_h200(2));
+            let at = planned.plan.choices.iter().position(|choice| choice.route == algorithm);
+            let predicted = planned.predicted_ns[at.unwrap()] / 100;
+            let error = predicted.abs_diff(tenths) * 100 / tenths;
+            assert!(error <= 25, "{bytes} bytes: {predicted} for {tenths} tenths of a microsecond");
+        }
+    }
+
+    #[test]
+    fn every_algorithm_is_chosen_or_says_why_not() {
+        let refused = Reason::new(Code::P2pNotCapable);
+        let links = [
+            Link::Fabric { mb_per_s: 391_000 },
+            Link::Pci { mb_per_s: 25_000 },
+            Link::Same,
+            Link::None(refused.clone()),
+        ];
+        for kind in Collective::ALL {
+            for slowest in &links {
+                for count in [1, 2, 8, 16] {
+                    for bytes in [0, 8, 1 << 20, 1 << 40] {
+                        let ranks = Ranks { slowest: slowest.clone(), ..Ranks::like_h200(count) };
+                        let planned = plan(&Call::new(kind, bytes, DataType::U8), &ranks);
+                        let Plan { choices, rejected } = &planned.plan;
+                        assert_eq!(choices.len() + rejected.len(), Algorithm::ALL.len());
+                        assert_eq!(choices.len(), planned.predicted_ns.len());
+                        assert!(planned.predicted_ns.is_sorted());
+                        let direct = choices.iter().any(|choice| choice.route != Algorithm::Staged);
+                        assert_eq!(direct, count == 1 || *slowest != links[3], "{kind} {count}");
+                        if *slowest == links[3] && count > 1 {
+                            assert!(rejected.iter().any(|one| one.why == refused));
+                        }
+                    }
+                }
+            }
+        }
+        assert_eq!(all_reduce(8, &Ranks::like_h200(0)).best(), None);
+        assert_eq!(all_reduce(8, &Ranks::like_h200(257)).best(), None);
+    }
+
+    #[test]
+    fn size_and_number_of_ranks_decide() {
+        let cases = [
+            (8, 1, Algorithm::Local),
+            (8, 2, Algorithm::LowLatency),
+            (2 << 20, 2, Algorithm::OneShot),
+            (1 << 30, 2, Algorithm::OneShot),
+            (8, 8, Algorithm::LowLatency),
+            (64 << 10, 8, Algorithm::TwoShot),
+            (4 << 20, 8, Algorithm::TwoShot),
+        ];
+        for (bytes, ranks, best) in cases {
+            assert_eq!(all_reduce(bytes, &Ranks::like_h200(ranks)).best(), Some(best), "{bytes}");
+        }
+        let broadcast = Call::new(Collective::Broadcast, 1 << 30, DataType::U8);
+        let best = plan(&broadcast, &Ranks::like_h200(8)).best();
+        assert_eq!(best, Some(Algorithm::OneShot));
+        let staged = Ranks { slowest: Link::Same, ..Ranks::like_h200(8) };
+        assert_eq!(plan(&broadcast, &staged).best(), Some(Algorithm::ScatterGather));
+        assert_eq!(time(8_600), "8.6 us");
+        assert_eq!(time(12_340_000), "12.3 ms");
+    }
+}

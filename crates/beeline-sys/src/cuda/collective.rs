@@ -1,0 +1,456 @@
+//! The kernels of collectives: their PTX, their arguments (as `kernels/beeline/layout.cuh` has them), and
+//! their launch.
+
+use std::ffi::{CStr, c_void};
+use std::fmt;
+use std::sync::Arc;
+
+use super::core::Held;
+use super::device::Context;
+use super::error::Error;
+use super::memory::DeviceMem;
+use super::stream::Stream;
+use super::types::*;
+
+/// Ranks that the kernels can join.
+pub const RANKS_MAX: usize = 16;
+/// Bytes that one block of a low-latency kernel carries to a peer at most; there are [`ll_blocks`].
+pub const LL_SPAN_MAX: u64 = 8192;
+/// Blocks of a push kernel.
+pub const PUSH_BLOCKS: u64 = 128;
+/// Chunks of one pair and block under way.
+pub const PUSH_SLOTS: u64 = 4;
+/// Threads in a block of a push kernel.
+pub const PUSH_THREADS: u32 = 1024;
+/// Threads in a block of a low-latency kernel that carry packets, at most; [`LL_THREADS_MORE`] come on top.
+pub const LL_THREADS_MAX: u32 = 512;
+/// The warp that deals with headers.
+pub const LL_THREADS_MORE: u32 = 32;
+
+const AT_LL: u64 = 131_072;
+const LL_SLOTS: u64 = 2;
+const LL_REGION: u64 = 2 * LL_SPAN_MAX;
+
+/// Where the chunks of a window of `ranks` ranks begin, in bytes from its start.
+pub const fn push_at(ranks: u32) -> u64 {
+    AT_LL + others(ranks) * LL_SLOTS * ll_blocks(ranks) * LL_REGION
+}
+
+/// Blocks of a low-latency kernel at most.
+pub const fn ll_blocks(ranks: u32) -> u64 {
+    if ranks <= 8 { 128 } else { 64 }
+}
+
+/// Bytes of a chunk, so that a window stays within 64 MiB.
+pub const fn chunk_bytes(ranks: u32) -> u32 {
+    match ranks {
+        0..=2 => 65536,
+        3 => 32768,
+        4..=5 => 16384,
+        6..=8 => 8192,
+        _ => 4096,
+    }
+}
+
+/// Bytes of a window of `ranks` ranks.
+pub const fn window_bytes(ranks: u32) -> u64 {
+    push_at(ranks) + others(ranks) * PUSH_BLOCKS * PUSH_SLOTS * chunk_bytes(ranks) as u64
+}
+
+const fn others(ranks: u32) -> u64 {
+    if ranks > 1 { ranks as u64 - 1 } else { 0 }
+}
+
+/// What a failing kernel writes to host memory; `code` last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Report {
+    /// Why: 0 nothing, 1 another call, 2 the deadline, 3 an abort, 4 a rank that failed.
+    pub code: u32,
+    /// The rank that it is about.
+    pub peer: u32,
+    /// What was expected of it.
+    pub mine: [u64; 2],
+    /// What it said; zeros where it said nothing.
+    pub theirs: [u64; 2],
+    /// How long was waited.
+    pub waited_ns: u64,
+    /// The block that noticed.
+    pub block: u32,
+    /// At what: 1 room at the peer, 2 data, 3 the header.
+    pub phase: u32,
+}
+
+/// What every kernel gets. Addresses are the device's.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Comm {
+    /// The windows of all ranks.
+    pub windows: [u64; RANKS_MAX],
+    /// A [`Report`] in host memory.
+    pub report: u64,
+    /// A 32-bit word in host memory: not 0 means leave.
+    pub abort: u64,
+    /// How long a wait may last.
+    pub timeout_ns: u64,
+    /// First word of the header: the call.
+    pub call: u64,
+    /// Offset of the chunks in every window.
+    pub push_at: u64,
+    /// Bytes of one.
+    pub chunk: u32,
+    /// This rank.
+    pub rank: u32,
+    /// How many there are.
+    pub ranks: u32,
+    /// Blocks of a low-latency kernel at most, a power of two.
+    pub ll_blocks: u32,
+}
+
+/// What a rank sends to one peer and receives from it (itself: a local copy).
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Part {
+    /// What is sent.
+    pub send: u64,
+    /// Its bytes.
+    pub send_bytes: u64,
+    /// Where to receive.
+    pub recv: u64,
+    /// Bytes received.
+    pub recv_bytes: u64,
+    /// Second word of the header to the peer.
+    pub send_word: u64,
+    /// Second word that is expected of the peer.
+    pub recv_word: u64,
+}
+
+/// Arguments of a collective that computes nothing.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct MoveArgs {
+    /// Everywhere the same.
+    pub comm: Comm,
+    /// By peer.
+    pub parts: [Part; RANKS_MAX],
+}
+
+/// Arguments of a collective that reduces.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct ReduceArgs {
+    /// Everywhere the same.
+    pub comm: Comm,
+    /// Input.
+    pub input: u64,
+    /// Output.
+    pub output: u64,
+    /// Bytes of one part.
+    pub bytes: u64,
+    /// Bytes from one rank's part of the input to the next; 0: all get the same.
+    pub stride: u64,
+    /// Ranks that get a part.
+    pub send_mask: u32,
+    /// Ranks whose parts are reduced with the own one; 0: none.
+    pub recv_mask: u32,
+    /// Bits of the factor of a pre-multiplied sum.
+    pub scalar: u64,
+    /// 0 no factor, 1 `scalar` is one, 2 it is the address of one.
+    pub multiply: u32,
+    /// By what a sum is divided; 0: by nothing.
+    pub divide: u32,
+    /// Second word of every header.
+    pub word: u64,
+}
+
+/// Element types that kernels reduce.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "their names say it")]
+pub enum Element {
+    I8,
+    U8,
+    I32,
+    U32,
+    I64,
+    U64,
+    F16,
+    Bf16,
+    F32,
+    F64,
+    E4m3,
+    E5m2,
+}
+
+/// Operators that kernels have; averages and pre-multiplied sums are sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "their names say it")]
+pub enum Operator {
+    Sum,
+    Prod,
+    Min,
+    Max,
+}
+
+/// Which kernels of a module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KernelSet {
+    /// `bl_ll_move` and `bl_push_move`.
+    Move,
+    /// `bl_ll_reduce` and `bl_push_reduce` for one type and operator.
+    Reduce(Element, Operator),
+}
+
+macro_rules! texts {
+    ($(($type:ident, $sum:literal, $prod:literal, $min:literal, $max:literal))*) => {
+        impl KernelSet {
+            const fn text(self) -> &'static str {
+                match self {
+                    Self::Move => ptx!("move"),
+                    $(Self::Reduce(Element::$type, Operator::Sum) => ptx!($sum),
+                    Self::Reduce(Element::$type, Operator::Prod) => ptx!($prod),
+                    Self::Reduce(Element::$type, Operator::Min) => ptx!($min),
+                    Self::Reduce(Element::$type, Operator::Max) => ptx!($max),)*
+                }
+            }
+        }
+    };
+}
+
+macro_rules! ptx {
+    ($name:literal) => {
+        concat!(include_str!(concat!("../../../../kernels/ptx/", $name, ".ptx")), "\0")
+    };
+}
+
+texts! {
+    (I8, "i8-sum", "i8-prod", "i8-min", "i8-max")
+    (U8, "u8-sum", "u8-prod", "u8-min", "u8-max")
+    (I32, "i32-sum", "i32-prod", "i32-min", "i32-max")
+    (U32, "u32-sum", "u32-prod", "u32-min", "u32-max")
+    (I64, "i64-sum", "i64-prod", "i64-min", "i64-max")
+    (U64, "u64-sum", "u64-prod", "u64-min", "u64-max")
+    (F16, "f16-sum", "f16-prod", "f16-min", "f16-max")
+    (Bf16, "bf16-sum", "bf16-prod", "bf16-min", "bf16-max")
+    (F32, "f32-sum", "f32-prod", "f32-min", "f32-max")
+    (F64, "f64-sum", "f64-prod", "f64-min", "f64-max")
+    (E4m3, "e4m3-sum", "e4m3-prod", "e4m3-min", "e4m3-max")
+    (E5m2, "e5m2-sum", "e5m2-prod", "e5m2-min", "e5m2-max")
+}
+
+/// Two kernels of one module, for one context.
+pub struct Kernels {
+    context: Arc<Context>,
+    module: RawModule,
+    low_latency: RawFunction,
+    push: RawFunction,
+}
+
+impl Kernels {
+    /// Compiles the module for the device of `context`.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn load(context: &Arc<Context>, set: KernelSet) -> Result<Self, Error> {
+        let (ll, push) = match set {
+            KernelSet::Move => (c"bl_ll_move", c"bl_push_move"),
+            KernelSet::Reduce(..) => (c"bl_ll_reduce", c"bl_push_reduce"),
+        };
+        let values = || format!("{set:?}");
+        let mut module = RawModule::NULL;
+        let load = context.table().cuModuleLoadDataEx;
+        let text: *const c_void = set.text().as_ptr().cast();
+        let _current = context.enter()?;
+        // SAFETY: the text ends with a zero byte; no options.
+        let result = unsafe { load(&raw mut module, text, 0, std::ptr::null(), std::ptr::null()) };
+        context.check("cuModuleLoadDataEx", result, values)?;
+        let none = RawFunction::NULL;
+        let context = Arc::clone(context);
+        let mut new = Self { context, module, low_latency: none, push: none };
+        new.low_latency = new.find(ll)?;
+        new.push = new.find(push)?;
+        Ok(new)
+    }
+
+    /// The context it was compiled for.
+    pub const fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    fn find(&self, name: &CStr) -> Result<RawFunction, Error> {
+        let mut function = RawFunction::NULL;
+        let find = self.context.table().cuModuleGetFunction;
+        // SAFETY: `function` is a place for one handle; the module is loaded, the name a C string.
+        let result = unsafe { find(&raw mut function, self.module, name.as_ptr()) };
+        let name = || name.to_string_lossy().into_owned();
+        self.context.check("cuModuleGetFunction", result, name)?;
+        Ok(function)
+    }
+}
+
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        if let Ok(_current) = self.context.enter() {
+            // SAFETY: loaded by this value; a launch in flight is kept by the driver or by its owner.
+            let _ = unsafe { (self.context.table().cuModuleUnload)(self.module) };
+        }
+    }
+}
+
+impl fmt::Debug for Kernels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kernels").finish_non_exhaustive()
+    }
+}
+
+/// The arguments of one launch.
+#[derive(Clone, Copy, Debug)]
+pub enum Args<'a> {
+    /// Of a [`KernelSet::Move`].
+    Move(&'a MoveArgs),
+    /// Of a [`KernelSet::Reduce`].
+    Reduce(&'a ReduceArgs),
+}
+
+/// How one launch runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// The push kernel, or the low-latency one.
+    pub push: bool,
+    /// Blocks.
+    pub blocks: u32,
+    /// Threads in each.
+    pub threads: u32,
+}
+
+impl Stream {
+    /// Queues a kernel of a collective. Also while a foreign stream is being captured.
+    ///
+    /// Addresses in `args` are the caller's promise, like those of any CUDA program: the device checks
+    /// them, and can reach only memory of devices and what the process registered. With `held`, memory is
+    /// kept until the kernel has run (which a capture refuses); the window and the kernels themselves are
+    /// kept by whoever made them, until nothing is in flight.
+    ///
+    /// # Errors
+    /// `Refused` for kernels of another device; `Capturing`; what the driver says.
+    pub fn launch_collective(
+        &self,
+        kernels: &Kernels,
+        shape: Shape,
+        args: Args<'_>,
+        held: &[Arc<DeviceMem>],
+    ) -> Result<(), Error> {
+        if kernels.context.raw() != self.context().raw() {
+            return Err(Error::Refused("the kernels were compiled for another device"));
+        }
+        let function = if shape.push { kernels.push } else { kernels.low_latency };
+        let mut params: [*mut c_void; 1] = [match args {
+            Args::Move(args) => std::ptr::from_ref(args).cast_mut().cast(),
+            Args::Reduce(args) => std::ptr::from_ref(args).cast_mut().cast(),
+        }];
+        let mut launch = |context: &Context, stream: RawStream| {
+            let (launch, extra) = (context.table().cuLaunchKernel, std::ptr::null());
+            let (blocks, threads, params) = (shape.blocks, shape.threads, params.as_mut_ptr());
+            // SAFETY: the entry takes one struct, of the type that `args` has; it is copied during the call.
+            let result =
+                unsafe { launch(function, blocks, 1, 1, threads, 1, 1, 0, stream, params, extra) };
+            context.check("cuLaunchKernel", result, || format!("collective, {shape:?}"))
+        };
+        if held.is_empty() {
+            let _current = self.context().enter()?;
+            return launch(self.context(), self.raw());
+        }
+        let held = held.iter().map(|memory| Held::Device(Arc::clone(memory)));
+        self.push(held, launch)
+    }
+}
+
+/// Device memory of another process of this host, mapped by its IPC handle.
+pub struct IpcMapping {
+    context: Arc<Context>,
+    ptr: u64,
+}
+
+impl IpcMapping {
+    /// Maps what `handle` names; the exporter must keep the memory until this value is gone.
+    ///
+    /// # Errors
+    /// `Unsupported` without IPC; what the driver says: `INVALID_VALUE` for a handle of this process.
+    pub fn open(context: &Arc<Context>, handle: [u8; 64]) -> Result<Self, Error> {
+        let open = context.table().cuIpcOpenMemHandle;
+        let Some(open) = open else { return Err(Error::Unsupported { what: "IPC" }) };
+        let _current = context.enter()?;
+        let mut ptr = 0;
+        // SAFETY: `ptr` is a place for one device pointer; the handle is plain bytes that the driver checks.
+        let result = unsafe { open(&raw mut ptr, IpcHandle(handle), IPC_LAZY_ENABLE_PEER_ACCESS) };
+        context.check("cuIpcOpenMemHandle", result, String::new)?;
+        Ok(Self { context: Arc::clone(context), ptr })
+    }
+
+    /// Where it is mapped.
+    pub const fn ptr(&self) -> u64 {
+        self.ptr
+    }
+}
+
+impl Drop for IpcMapping {
+    fn drop(&mut self) {
+        let close = self.context.table().cuIpcCloseMemHandle;
+        if let (Some(close), Ok(_current)) = (close, self.context.enter()) {
+            // SAFETY: opened by this value, closed once; its owner drops it when no kernel uses it.
+            let _ = unsafe { close(self.ptr) };
+        }
+    }
+}
+
+impl fmt::Debug for IpcMapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IpcMapping({:#x})", self.ptr)
+    }
+}
+
+impl DeviceMem {
+    /// A name of this allocation for other processes of the host.
+    ///
+    /// # Errors
+    /// `Unsupported` without IPC; what the driver says, as for memory that is not of `cuMemAlloc`.
+    pub fn ipc_handle(&self) -> Result<[u8; 64], Error> {
+        let context = self.context();
+        let export = context.table().cuIpcGetMemHandle;
+        let Some(export) = export else { return Err(Error::Unsupported { what: "IPC" }) };
+        let _current = context.enter()?;
+        let mut handle = IpcHandle([0; 64]);
+        // SAFETY: `handle` is a place for one handle; the memory is alive.
+        let result = unsafe { export(&raw mut handle, self.ptr().as_u64()) };
+        context.check("cuIpcGetMemHandle", result, || format!("{self:?}"))?;
+        Ok(handle.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layouts_are_those_of_layout_cuh() {
+        assert_eq!((size_of::<Comm>(), align_of::<Comm>()), (16 * 8 + 5 * 8 + 16, 8));
+        assert_eq!(size_of::<MoveArgs>(), size_of::<Comm>() + 16 * 48);
+        assert_eq!(size_of::<ReduceArgs>(), size_of::<Comm>() + 64);
+        assert_eq!(size_of::<Report>(), 56);
+        assert_eq!(std::mem::offset_of!(Report, waited_ns), 40);
+        for ranks in 0..=RANKS_MAX as u32 {
+            assert!(window_bytes(ranks) <= 64 << 20, "{ranks}");
+        }
+    }
+
+    #[test]
+    fn every_text_is_ptx_of_its_kernels() {
+        for set in [KernelSet::Move, KernelSet::Reduce(Element::E5m2, Operator::Max)] {
+            let text = set.text();
+            let kind = if set == KernelSet::Move { "move" } else { "reduce" };
+            for name in ["ll", "push"] {
+                assert!(text.contains(&format!(".entry bl_{name}_{kind}(")), "{set:?} {name}");
+            }
+            assert!(text.contains("\n.version 8.2\n") && text.ends_with('\0'));
+        }
+    }
+}

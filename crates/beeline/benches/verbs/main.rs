@@ -1,0 +1,231 @@
+//! What the software NIC costs beside what it stands on, in one run.
+//!
+//! ```text
+//! cargo bench -p beeline --bench verbs -- [--runs N] [--seconds N] [--only TEXT] [--json]
+//! ```
+//! Bandwidth: one-way WRITEs of 1 MiB, 8 in flight, both sides polling, all bytes compared; beside it a
+//! loop that sends and receives datagrams of the same size with `sendmmsg` and `recvmmsg` and runs a CRC
+//! over each on both sides, a plain copy of memory of the same kind and size, and a loopback TCP stream.
+//! Latency: half a round trip of small WRITEs whose target is polled, the median of one run; beside it a
+//! UDP ping of the same datagram size and a TCP ping.
+//!
+//! Every case is run `--runs` times, in turns, so that a slow moment of the machine meets all of them.
+//! What stands there is the median of the runs with the lowest and the highest. Nothing needs root; the raw
+//! link needs `CAP_NET_RAW` and says SKIP without it. Cores that other programs use make every figure
+//! worse, the ratios too.
+#![allow(clippy::print_stdout, clippy::print_stderr, clippy::unwrap_used, clippy::expect_used)]
+
+mod bare;
+mod nic;
+
+use std::error::Error;
+use std::net::IpAddr;
+use std::time::Duration;
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// Bytes of a WRITE for bandwidth, and how many are in flight.
+const MESSAGE: u32 = 1 << 20;
+const IN_FLIGHT: u64 = 8;
+
+/// Round trips of one run for latency, and how long they may take on a busy machine.
+const PINGS: u64 = 20_000;
+const PING_SPAN: Duration = Duration::from_secs(6);
+
+/// Payload of a small WRITE.
+const SMALL_UDP: u32 = 8;
+const SMALL_LOCAL: u32 = 64;
+
+#[derive(Clone, Copy)]
+enum Unit {
+    BytesPerSecond,
+    SecondsOneWay,
+}
+
+/// Name, unit, what it is held against, and one run of it.
+struct Case {
+    name: &'static str,
+    unit: Unit,
+    against: Option<&'static str>,
+    run: fn(Duration) -> Result<Option<f64>>,
+}
+
+const CASES: &[Case] = &[
+    Case {
+        name: "bare sendmmsg/recvmmsg + CRC",
+        unit: Unit::BytesPerSecond,
+        against: None,
+        run: |span| bare::datagrams(span).map(Some),
+    },
+    Case {
+        name: "TCP loopback stream",
+        unit: Unit::BytesPerSecond,
+        against: None,
+        run: |span| bare::tcp_stream(span).map(Some),
+    },
+    Case {
+        name: "WRITE 1 MiB over UDP",
+        unit: Unit::BytesPerSecond,
+        against: Some("bare sendmmsg/recvmmsg + CRC"),
+        run: |span| nic::udp_bandwidth(span),
+    },
+    Case {
+        name: "WRITE 1 MiB over raw",
+        unit: Unit::BytesPerSecond,
+        against: Some("bare sendmmsg/recvmmsg + CRC"),
+        run: |span| nic::raw_bandwidth(span),
+    },
+    Case {
+        name: "bare UDP ping",
+        unit: Unit::SecondsOneWay,
+        against: None,
+        run: |_| bare::udp_ping().map(Some),
+    },
+    Case {
+        name: "TCP loopback ping",
+        unit: Unit::SecondsOneWay,
+        against: None,
+        run: |_| bare::tcp_ping().map(Some),
+    },
+    Case {
+        name: "WRITE 8 B over UDP",
+        unit: Unit::SecondsOneWay,
+        against: Some("bare UDP ping"),
+        run: |_| nic::udp_latency(),
+    },
+    Case {
+        name: "WRITE 8 B over raw",
+        unit: Unit::SecondsOneWay,
+        against: Some("bare UDP ping"),
+        run: |_| nic::raw_latency(),
+    },
+    Case {
+        name: "memcpy 1 MiB",
+        unit: Unit::BytesPerSecond,
+        against: None,
+        run: |span| bare::copy(span).map(Some),
+    },
+    Case {
+        name: "WRITE 1 MiB over local",
+        unit: Unit::BytesPerSecond,
+        against: Some("memcpy 1 MiB"),
+        run: |span| nic::local_bandwidth(span).map(Some),
+    },
+    Case {
+        name: "WRITE 64 B over local",
+        unit: Unit::SecondsOneWay,
+        against: None,
+        run: |_| nic::local_latency().map(Some),
+    },
+];
+
+struct Options {
+    runs: usize,
+    span: Duration,
+    only: Option<String>,
+    json: bool,
+}
+
+fn main() -> Result<()> {
+    let options = options()?;
+    let cases: Vec<&Case> = CASES
+        .iter()
+        .filter(|case| options.only.as_ref().is_none_or(|only| case.name.contains(only.as_str())))
+        .collect();
+    let mut values: Vec<Vec<f64>> = vec![Vec::new(); cases.len()];
+    for _ in 0..options.runs {
+        for (case, values) in cases.iter().zip(&mut values) {
+            match (case.run)(options.span) {
+                Ok(value) => values.extend(value),
+                Err(error) => return Err(format!("{}: {error}", case.name).into()),
+            }
+        }
+    }
+    let median = |name: &str| {
+        let at = cases.iter().position(|case| case.name == name)?;
+        middle(values.get(at)?)
+    };
+    if !options.json {
+        println!("{}", heading(&options));
+    }
+    for (case, values) in cases.iter().zip(&values) {
+        let Some(value) = middle(values) else {
+            println!("SKIP {}", case.name);
+            continue;
+        };
+        let ratio = case.against.and_then(|name| Some((name, value / median(name)?)));
+        print_case(case, value, values, ratio, options.json);
+    }
+    Ok(())
+}
+
+fn options() -> Result<Options> {
+    let mut options = Options { runs: 5, span: Duration::from_secs(1), only: None, json: false };
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        let mut value = || args.next().ok_or(format!("{arg} needs a value"));
+        match arg.as_str() {
+            "--runs" => options.runs = value()?.parse()?,
+            "--seconds" => options.span = Duration::from_secs_f64(value()?.parse()?),
+            "--only" => options.only = Some(value()?),
+            "--json" => options.json = true,
+            // Cargo adds it.
+            "--bench" => {}
+            _ => return Err(format!("no option {arg}").into()),
+        }
+    }
+    if options.runs == 0 || options.span.is_zero() {
+        return Err("at least one run of some length".into());
+    }
+    Ok(options)
+}
+
+fn heading(options: &Options) -> String {
+    // In a bundle a file says it.
+    let commit = std::fs::read_to_string("COMMIT").or_else(|_| {
+        let git = std::process::Command::new("git").args(["rev-parse", "--short", "HEAD"]).output();
+        git.map(|out| String::from_utf8_lossy(&out.stdout).into_owned())
+    });
+    let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
+    format!(
+        "commit {}, {cores} cores, loopback, path MTU 4096, {} runs of {} s; bytes compared",
+        commit.unwrap_or_default().trim(),
+        options.runs,
+        options.span.as_secs_f64()
+    )
+}
+
+fn middle(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied()
+}
+
+fn print_case(case: &Case, value: f64, all: &[f64], ratio: Option<(&str, f64)>, json: bool) {
+    let (scale, unit) = match case.unit {
+        Unit::BytesPerSecond => (1e-9, "GB/s"),
+        Unit::SecondsOneWay => (1e6, "us"),
+    };
+    let low = all.iter().copied().fold(f64::INFINITY, f64::min) * scale;
+    let high = all.iter().copied().fold(0.0, f64::max) * scale;
+    let value = value * scale;
+    if json {
+        let (against, ratio) = ratio.map_or(("null".to_owned(), "null".to_owned()), |(name, r)| {
+            (format!("\"{name}\""), format!("{r:.3}"))
+        });
+        println!(
+            "{{\"case\": \"{}\", \"unit\": \"{unit}\", \"median\": {value:.3}, \"min\": {low:.3}, \
+             \"max\": {high:.3}, \"against\": {against}, \"ratio\": {ratio}}}",
+            case.name
+        );
+        return;
+    }
+    let ratio = ratio.map_or_else(String::new, |(name, ratio)| format!("  {ratio:.2} of {name}"));
+    println!("{:<30} {value:>7.2} ({low:.2}-{high:.2}) {unit}{ratio}", case.name);
+}
+
+/// Loopback addresses of this process: each NIC needs one of its own.
+fn address(n: u8) -> IpAddr {
+    let process = std::process::id();
+    IpAddr::from([127, 70 + (process / 250 % 150) as u8, (process % 250) as u8, n])
+}

@@ -1,0 +1,347 @@
+//! From calls to kernels: what each rank sends to each, and which kernel carries it.
+
+use std::sync::Arc;
+
+use beeline_sys::cuda::collective::{
+    Element, KernelSet, LL_SPAN_MAX, LL_THREADS_MAX, LL_THREADS_MORE, MoveArgs, Operator,
+    PUSH_BLOCKS, PUSH_THREADS, Part, RANKS_MAX, ReduceArgs, Shape, ll_blocks,
+};
+use beeline_sys::cuda::{DeviceMem, Stream as Handle};
+
+use super::Cuda;
+use super::report::words;
+use crate::collective::executor::{Factor, Place, Posted};
+use crate::core::collective::{Call, Collective, DataType, RedOp};
+use crate::error::{Error, Result};
+
+/// Parts up to this many bytes travel as packets; measured on two H200 (docs/p2p.md). Both sides of a part
+/// must choose alike, so it depends on nothing but the size and the number of ranks.
+const PACKETS_MAX: u64 = 512 << 10;
+/// Up to this many bytes an all-reduce of more than two ranks gives every rank every input; above, each
+/// reduces one part.
+const ONE_SHOT_MAX: u64 = 32 << 10;
+/// Bytes of a window's first page that barriers send and receive: nobody looks at them.
+const BARRIER_AT: u64 = 512;
+
+/// Memory that a launch keeps; empty where the caller does.
+type Held = Vec<Arc<DeviceMem>>;
+
+impl Cuda {
+    pub(super) fn collective(&mut self, posted: &Posted, stream: &Handle) -> Result<()> {
+        let call = &posted.call;
+        let size = call.dtype.size_bytes().ok_or_else(|| unknown(call))?;
+        let bytes = call.count.checked_mul(size).ok_or_else(|| unknown(call))?;
+        let mut held = Held::new();
+        let input = address(&posted.input, &mut held)?;
+        let output = address(&posted.output, &mut held)?;
+        let (packed, word) = words(call);
+        if bytes == 0 || call.kind == Collective::Barrier {
+            return self.barrier((packed, word), stream);
+        }
+        if call.kind.reduces() {
+            let work =
+                Work { input, output, bytes, factor: posted.factor, packed, word, held: &held };
+            return self.reduction(call, work, stream);
+        }
+        let mut args = Box::new(MoveArgs { comm: self.comm, ..MoveArgs::default() });
+        args.comm.call = packed;
+        for (part, peer) in args.parts.iter_mut().take(self.ranks as usize).zip(0..) {
+            *part = part_of(call, (self.rank, peer), (input, output), bytes);
+            (part.send_word, part.recv_word) = (word, word);
+        }
+        self.launch_moves(&mut args, stream, &held)
+    }
+
+    /// Everybody tells everybody what it does, with eight bytes of nothing.
+    fn barrier(&mut self, (packed, word): (u64, u64), stream: &Handle) -> Result<()> {
+        let own = self.window.ptr().as_u64() + BARRIER_AT;
+        let mut args = Box::new(MoveArgs { comm: self.comm, ..MoveArgs::default() });
+        args.comm.call = packed;
+        for (part, peer) in args.parts.iter_mut().take(self.ranks as usize).zip(0..) {
+            let bytes = if peer == u64::from(self.rank) { 0 } else { 8 };
+            let recv = own + 8 * peer;
+            *part = Part {
+                send: own,
+                send_bytes: bytes,
+                recv,
+                recv_bytes: bytes,
+                send_word: word,
+                recv_word: word,
+            };
+        }
+        self.launch_moves(&mut args, stream, &[])
+    }
+
+    /// Sends and receives, in rounds: the k-th of each pair and direction is in round k on both sides, small
+    /// parts before large ones, so that no two ranks wait for each other in different kernels.
+    pub(super) fn transfers(&mut self, list: &[Posted], stream: &Handle) -> Result<()> {
+        let mut left: Vec<&Posted> = list.iter().collect();
+        while !left.is_empty() {
+            let mut args = Box::new(MoveArgs { comm: self.comm, ..MoveArgs::default() });
+            let mut held = Held::new();
+            let (mut sends, mut takes) = ([false; RANKS_MAX], [false; RANKS_MAX]);
+            let mut later = Vec::new();
+            for posted in left {
+                let call = &posted.call;
+                let (packed, word) = words(call);
+                let peer = call.root as usize;
+                let bytes =
+                    call.count.checked_mul(call.dtype.size_bytes().ok_or_else(|| unknown(call))?);
+                let bytes = bytes.ok_or_else(|| unknown(call))?;
+                let sending = call.kind == Collective::Send;
+                let used = if sending { &mut sends } else { &mut takes };
+                let (Some(used), Some(part)) = (used.get_mut(peer), args.parts.get_mut(peer))
+                else {
+                    return Err(Error::refused(format!("there is no rank {peer}")));
+                };
+                if *used {
+                    later.push(posted);
+                    continue;
+                }
+                *used = true;
+                args.comm.call = packed;
+                if sending {
+                    part.send = address(&posted.input, &mut held)?;
+                    (part.send_bytes, part.send_word) = (bytes, word);
+                } else {
+                    part.recv = address(&posted.output, &mut held)?;
+                    (part.recv_bytes, part.recv_word) = (bytes, word);
+                }
+            }
+            let own = args.parts.get(self.rank as usize).copied().unwrap_or_default();
+            if own.send_bytes != own.recv_bytes {
+                return Err(Error::refused(format!(
+                    "rank {} sends {} bytes to itself and receives {}",
+                    self.rank, own.send_bytes, own.recv_bytes
+                )));
+            }
+            self.launch_moves(&mut args, stream, &held)?;
+            left = later;
+        }
+        Ok(())
+    }
+
+    /// Small parts in one kernel, large ones in another.
+    fn launch_moves(
+        &mut self,
+        args: &mut MoveArgs,
+        stream: &Handle,
+        held: &[Arc<DeviceMem>],
+    ) -> Result<()> {
+        let packets = self.packets_max();
+        let small = |part: &Part| part.send_bytes <= packets && part.recv_bytes <= packets;
+        if args.parts.iter().all(small) {
+            let most = args.parts.iter().map(|part| part.send_bytes.max(part.recv_bytes)).max();
+            return match most {
+                None | Some(0) => Ok(()),
+                Some(most) => self.move_parts(args, self.packets(most), stream, held),
+            };
+        }
+        let all = args.parts;
+        for push in [false, true] {
+            let mut most = 0;
+            for (part, all) in args.parts.iter_mut().zip(&all) {
+                let keep = |bytes: u64| if (bytes > packets) == push { bytes } else { 0 };
+                (part.send_bytes, part.recv_bytes) = (keep(all.send_bytes), keep(all.recv_bytes));
+                most = most.max(part.send_bytes).max(part.recv_bytes);
+            }
+            let shape = if push { pushed(most) } else { self.packets(most) };
+            if most > 0 {
+                self.move_parts(args, shape, stream, held)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn reduction(&mut self, call: &Call, work: Work<'_>, stream: &Handle) -> Result<()> {
+        let (rank, ranks) = (self.rank, self.ranks);
+        let others = (((1_u64 << ranks) - 1) as u32) & !(1 << rank);
+        let shot = |send_mask, recv_mask, stride| Shot { send_mask, recv_mask, stride };
+        match call.kind {
+            Collective::ReduceScatter => {
+                self.shoot(call, &work, shot(others, others, work.bytes), stream)
+            }
+            Collective::Reduce if rank == call.root => {
+                self.shoot(call, &work, shot(0, others, 0), stream)
+            }
+            Collective::Reduce => self.shoot(call, &work, shot(1 << call.root, 0, 0), stream),
+            _ if ranks <= 2 || work.bytes <= ONE_SHOT_MAX => {
+                self.shoot(call, &work, shot(others, others, 0), stream)
+            }
+            _ => self.two_shot(call, work, stream),
+        }
+    }
+
+    /// Each rank reduces one part and gives it to all. Parts are equal; what does not divide goes in one
+    /// shot. The order of ranks is that of one shot, and so are the bits.
+    fn two_shot(&mut self, call: &Call, work: Work<'_>, stream: &Handle) -> Result<()> {
+        let size = call.dtype.size_bytes().ok_or_else(|| unknown(call))?;
+        let ranks = u64::from(self.ranks);
+        // Whole 16 bytes, so that every part is aligned as the whole is.
+        let unit = (16 / size).max(1);
+        let part = call.count / ranks / unit * unit * size;
+        let done = part * ranks;
+        let others = (((1_u64 << self.ranks) - 1) as u32) & !(1 << self.rank);
+        let own = work.output + part * u64::from(self.rank);
+        let scatter = Work { output: own, bytes: part, ..work };
+        let shot = Shot { send_mask: others, recv_mask: others, stride: part };
+        self.shoot(call, &scatter, shot, stream)?;
+        let mut args = Box::new(MoveArgs { comm: self.comm, ..MoveArgs::default() });
+        args.comm.call = work.packed;
+        for (place, peer) in args.parts.iter_mut().take(self.ranks as usize).zip(0..) {
+            let recv = work.output + part * peer;
+            let (send_word, recv_word) = (work.word, work.word);
+            *place =
+                Part { send: own, send_bytes: part, recv, recv_bytes: part, send_word, recv_word };
+        }
+        self.launch_moves(&mut args, stream, work.held)?;
+        if done == work.bytes {
+            return Ok(());
+        }
+        let (input, output, bytes) = (work.input + done, work.output + done, work.bytes - done);
+        let rest = Work { input, output, bytes, ..work };
+        self.shoot(call, &rest, Shot { send_mask: others, recv_mask: others, stride: 0 }, stream)
+    }
+
+    fn shoot(&mut self, call: &Call, work: &Work<'_>, shot: Shot, stream: &Handle) -> Result<()> {
+        let set = kernels_of(call)?;
+        let (scalar, multiply) = match (call.op, work.factor) {
+            (RedOp::PRE_MUL_SUM, Some(Factor::Host(bytes))) => (u64::from_le_bytes(bytes), 1),
+            (RedOp::PRE_MUL_SUM, Some(Factor::Device(ptr))) => (ptr.as_u64(), 2),
+            (RedOp::PRE_MUL_SUM, None) => {
+                return Err(Error::refused("a pre-multiplied sum needs a factor"));
+            }
+            _ => (0, 0),
+        };
+        let mut args = ReduceArgs {
+            comm: self.comm,
+            input: work.input,
+            output: work.output,
+            bytes: work.bytes,
+            stride: shot.stride,
+            send_mask: shot.send_mask,
+            recv_mask: shot.recv_mask,
+            scalar,
+            multiply,
+            divide: if call.op == RedOp::AVG { self.ranks } else { 0 },
+            word: work.word,
+        };
+        args.comm.call = work.packed;
+        let push = work.bytes > self.packets_max();
+        let shape = if push { pushed(work.bytes) } else { self.packets(work.bytes) };
+        self.reduce(set, &args, shape, stream, work.held)
+    }
+
+    fn packets_max(&self) -> u64 {
+        PACKETS_MAX.min(ll_blocks(self.ranks) * LL_SPAN_MAX)
+    }
+
+    /// The launch of a low-latency kernel whose largest part has `most` bytes.
+    fn packets(&self, most: u64) -> Shape {
+        let blocks = ll_blocks(self.ranks);
+        let shift = if most <= blocks << 12 { 12 } else { 13 };
+        let span = 1_u64 << shift;
+        let threads = most.min(span).div_ceil(8).next_multiple_of(32);
+        Shape {
+            push: false,
+            blocks: most.div_ceil(span).clamp(1, blocks) as u32,
+            threads: threads.min(LL_THREADS_MAX.into()) as u32 + LL_THREADS_MORE,
+        }
+    }
+}
+
+/// The launch of a push kernel whose largest part has `most` bytes.
+fn pushed(most: u64) -> Shape {
+    Shape {
+        push: true,
+        blocks: most.div_ceil(16).clamp(1, PUSH_BLOCKS) as u32,
+        threads: PUSH_THREADS,
+    }
+}
+
+/// A reduction with its memory.
+#[derive(Clone, Copy)]
+struct Work<'a> {
+    input: u64,
+    output: u64,
+    bytes: u64,
+    factor: Option<Factor>,
+    packed: u64,
+    word: u64,
+    held: &'a [Arc<DeviceMem>],
+}
+
+/// Who gets what in one kernel.
+#[derive(Clone, Copy)]
+struct Shot {
+    send_mask: u32,
+    recv_mask: u32,
+    stride: u64,
+}
+
+/// What `rank` sends to `peer` and receives from it in a call that computes nothing.
+fn part_of(call: &Call, (rank, peer): (u32, u64), (input, output): (u64, u64), bytes: u64) -> Part {
+    let (own, root) = (u64::from(rank), u64::from(call.root));
+    let when = |condition: bool| if condition { bytes } else { 0 };
+    let (send, send_bytes, recv, recv_bytes) = match call.kind {
+        Collective::AllGather => (input, bytes, output + peer * bytes, bytes),
+        Collective::Broadcast => (input, when(own == root), output, when(peer == root)),
+        Collective::Gather => (input, when(peer == root), output + peer * bytes, when(own == root)),
+        Collective::Scatter => {
+            (input + peer * bytes, when(own == root), output, when(peer == root))
+        }
+        Collective::AllToAll => (input + peer * bytes, bytes, output + peer * bytes, bytes),
+        _ => (0, 0, 0, 0),
+    };
+    Part { send, send_bytes, recv, recv_bytes, ..Part::default() }
+}
+
+fn kernels_of(call: &Call) -> Result<KernelSet> {
+    let element = match call.dtype {
+        DataType::I8 => Element::I8,
+        DataType::U8 | DataType::BOOL => Element::U8,
+        DataType::I32 => Element::I32,
+        DataType::U32 => Element::U32,
+        DataType::I64 => Element::I64,
+        DataType::U64 => Element::U64,
+        DataType::F16 => Element::F16,
+        DataType::BF16 => Element::Bf16,
+        DataType::F32 => Element::F32,
+        DataType::F64 => Element::F64,
+        DataType::E4M3 => Element::E4m3,
+        DataType::E5M2 => Element::E5m2,
+        _ => return Err(unknown(call)),
+    };
+    let bool = call.dtype == DataType::BOOL;
+    let operator = match call.op {
+        RedOp::SUM if bool => Operator::Max,
+        RedOp::PROD if bool => Operator::Min,
+        RedOp::SUM | RedOp::AVG | RedOp::PRE_MUL_SUM => Operator::Sum,
+        RedOp::PROD => Operator::Prod,
+        RedOp::MIN => Operator::Min,
+        RedOp::MAX => Operator::Max,
+        _ => return Err(unknown(call)),
+    };
+    Ok(KernelSet::Reduce(element, operator))
+}
+
+/// The device's address of a place, whose memory is added to `held` where it is a buffer's.
+fn address(place: &Place, held: &mut Held) -> Result<u64> {
+    match place {
+        Place::None => Ok(0),
+        Place::Foreign(ptr) => Ok(ptr.as_u64()),
+        Place::Buffer(buffer, offset) => {
+            let memory = buffer.as_cuda().ok_or_else(|| {
+                Error::refused(format!("a buffer of {} in a call of CUDA ranks", buffer.gpu().id()))
+            })?;
+            held.push(Arc::clone(memory));
+            let at = buffer.ptr().as_u64().checked_add(*offset);
+            at.ok_or_else(|| Error::refused(format!("offset {offset} lies outside the buffer")))
+        }
+    }
+}
+
+#[cold]
+fn unknown(call: &Call) -> Error {
+    Error::refused(format!("no kernel carries out {call}"))
+}

@@ -1,0 +1,205 @@
+//! Threads of a session: helpers, who take part in large reads, and runners, who carry out what nobody
+//! waits for in a call (batches, stream-ordered requests). Both bounded, both started when first needed.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use super::mover::Share;
+use crate::{lock, wait_timeout};
+
+/// How long a helper looks for more before it sleeps: a program that reads in a loop comes back sooner.
+const LINGER: Duration = Duration::from_micros(50);
+/// For how long calls count as beside each other after they were.
+const CROWD_MICROS: u64 = 2000;
+/// How long a thread sleeps without work before it ends.
+const IDLE: Duration = Duration::from_secs(5);
+
+type Task = Box<dyn FnOnce() + Send>;
+
+/// The threads.
+pub(super) struct Crew {
+    helpers_max: usize,
+    runners_max: usize,
+    cpus: usize,
+    /// Calls that move much right now.
+    active: AtomicUsize,
+    epoch: Instant,
+    /// When there was more than one, in microseconds of `epoch`.
+    crowded_at: AtomicU64,
+    /// Requests for help that nobody has taken.
+    asked: AtomicUsize,
+    state: Mutex<State>,
+    help: Condvar,
+    run: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    shares: VecDeque<(Arc<Share>, bool)>,
+    tasks: VecDeque<Task>,
+    helpers: usize,
+    helpers_asleep: usize,
+    runners: usize,
+    runners_asleep: usize,
+}
+
+/// Counts a call as active until dropped.
+pub(super) struct Active<'a> {
+    crew: &'a Crew,
+    /// How many there were, this one included.
+    level: usize,
+    /// Whether others were active a moment ago.
+    crowded: bool,
+}
+
+impl Active<'_> {
+    /// Helpers for a request that is small enough to do without where others are active too.
+    pub(super) fn alone_helpers(&self, most: usize) -> usize {
+        if self.crowded { 0 } else { most.min(self.crew.helpers_max) }
+    }
+
+    /// This call's share of the machine, itself not counted.
+    pub(super) fn fair_helpers(&self, most: usize) -> usize {
+        most.min((self.crew.cpus / self.level).saturating_sub(1)).min(self.crew.helpers_max)
+    }
+}
+
+impl Drop for Active<'_> {
+    fn drop(&mut self) {
+        self.crew.active.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Crew {
+    pub(super) fn new(runners: usize) -> Arc<Self> {
+        let cpus = std::thread::available_parallelism().map_or(2, usize::from);
+        Arc::new(Self {
+            helpers_max: cpus.saturating_sub(1).clamp(1, 32),
+            runners_max: runners.clamp(1, 64),
+            cpus,
+            active: AtomicUsize::new(0),
+            epoch: Instant::now(),
+            crowded_at: AtomicU64::new(0),
+            asked: AtomicUsize::new(0),
+            state: Mutex::default(),
+            help: Condvar::new(),
+            run: Condvar::new(),
+        })
+    }
+
+    /// Counts a call that moves much.
+    pub(super) fn enter(&self) -> Active<'_> {
+        let level = self.active.fetch_add(1, Ordering::Relaxed) + 1;
+        let now = u64::try_from(self.epoch.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let last = self.crowded_at.load(Ordering::Relaxed);
+        if level > 1 && now.saturating_sub(last) > CROWD_MICROS / 8 {
+            self.crowded_at.store(now.max(1), Ordering::Relaxed);
+        }
+        let recent = last != 0 && now.saturating_sub(last) < CROWD_MICROS;
+        Active { crew: self, level, crowded: level > 1 || recent }
+    }
+
+    /// Asks `count` helpers to take part in `share`.
+    pub(super) fn enlist(self: &Arc<Self>, share: &Arc<Share>, count: usize, force: bool) {
+        if count > 0 {
+            let mut state = lock(&self.state);
+            for _ in 0..count {
+                state.shares.push_back((Arc::clone(share), force));
+            }
+            self.asked.fetch_add(count, Ordering::Release);
+            let lacking = count.saturating_sub(state.helpers_asleep);
+            for _ in 0..lacking.min(self.helpers_max.saturating_sub(state.helpers)) {
+                if self.spawn("beeline-help", Self::helper) {
+                    state.helpers += 1;
+                }
+            }
+            let wake = state.helpers_asleep.min(count);
+            drop(state);
+            for _ in 0..wake {
+                self.help.notify_one();
+            }
+        }
+    }
+
+    /// Has a runner carry out `task`.
+    pub(super) fn submit(self: &Arc<Self>, task: impl FnOnce() + Send + 'static) {
+        let mut state = lock(&self.state);
+        state.tasks.push_back(Box::new(task));
+        if state.runners_asleep == 0 && state.runners < self.runners_max {
+            if self.spawn("beeline-run", Self::runner) {
+                state.runners += 1;
+            } else if state.runners == 0 {
+                // No thread can be had: the caller does it.
+                let task = state.tasks.pop_back();
+                drop(state);
+                if let Some(task) = task {
+                    task();
+                }
+                return;
+            }
+        }
+        drop(state);
+        self.run.notify_one();
+    }
+
+    fn spawn(self: &Arc<Self>, name: &str, body: fn(&Self)) -> bool {
+        let crew = Arc::clone(self);
+        std::thread::Builder::new().name(name.to_owned()).spawn(move || body(&crew)).is_ok()
+    }
+
+    fn helper(&self) {
+        let mut idle_since = Instant::now();
+        loop {
+            if self.asked.load(Ordering::Acquire) > 0 {
+                let taken = lock(&self.state).shares.pop_front();
+                if let Some((share, force)) = taken {
+                    self.asked.fetch_sub(1, Ordering::Release);
+                    if share.wants_help() {
+                        share.help(force);
+                    }
+                    idle_since = Instant::now();
+                    continue;
+                }
+            }
+            if idle_since.elapsed() < LINGER {
+                std::hint::spin_loop();
+                continue;
+            }
+            let mut state = lock(&self.state);
+            if !state.shares.is_empty() {
+                continue;
+            }
+            if idle_since.elapsed() > IDLE {
+                state.helpers -= 1;
+                return;
+            }
+            state.helpers_asleep += 1;
+            let mut state = wait_timeout(&self.help, state, IDLE);
+            state.helpers_asleep -= 1;
+        }
+    }
+
+    fn runner(&self) {
+        let mut idle_since = Instant::now();
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(task) = state.tasks.pop_front() {
+                drop(state);
+                // A task that panics must not take its thread along.
+                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(task));
+                idle_since = Instant::now();
+                state = lock(&self.state);
+                continue;
+            }
+            if idle_since.elapsed() > IDLE {
+                state.runners -= 1;
+                return;
+            }
+            state.runners_asleep += 1;
+            state = wait_timeout(&self.run, state, IDLE);
+            state.runners_asleep -= 1;
+        }
+    }
+}

@@ -1,0 +1,521 @@
+//! One request: a file's bytes to or from one place.
+//!
+//! Small requests take one lane and one copy. Larger reads are cut into pieces that the calling thread
+//! and helpers take by turns, each overlapping its reads and its copies. Writes overlap too, but one
+//! thread makes them: file systems take the file's lock for each write.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use beeline_core::addr::{ByteRange, DevicePtr, align_down, align_up};
+use beeline_core::plan::{Plan, Residency, StorageRoute, route_chunk};
+use beeline_sys::cuda::Mark;
+use beeline_sys::file as sys;
+
+use super::buffers::{Place, Target};
+use super::crew::Crew;
+use super::handle::{Handle, Routes};
+use super::lanes::{Copy, InUse, Lanes};
+use super::status::{Failure, OpError, Outcome};
+use crate::lock;
+
+/// Largest request that one copy serves.
+const SINGLE_MAX: u64 = 128 << 10;
+/// Bytes of a piece. Each copy costs the device several microseconds beside its bytes, so pieces are large,
+/// and smaller only where helpers shall share a medium request.
+const PIECE_SHARED: u64 = 256 << 10;
+const PIECE_MEDIUM: u64 = 512 << 10;
+const PIECE: u64 = 1 << 20;
+/// Largest request that is medium.
+const MEDIUM_MAX: u64 = 2 << 20;
+/// Threads of a medium request, and more than the setting says of a huge one.
+const MEDIUM_THREADS: usize = 4;
+const HUGE_MIN: u64 = 64 << 20;
+/// Bytes of a piece that is read past the page cache.
+const PIECE_DIRECT: u64 = 1 << 20;
+/// Requests below this are read through the page cache without asking where their bytes are.
+const PROBE_MIN: u64 = 64 << 10;
+/// Pieces one thread keeps in flight.
+const IN_FLIGHT: usize = 4;
+/// Alignment of pieces in a lane, enough for every drive.
+const SEGMENT_ALIGN: u64 = 4096;
+
+/// What one call needs of its session.
+#[derive(Clone, Copy)]
+pub(super) struct Means<'a> {
+    pub(super) crew: &'a Arc<Crew>,
+    /// Most threads of one request, the caller's included.
+    pub(super) parallel: usize,
+    pub(super) force_direct: bool,
+}
+
+/// Reads `len` bytes from `at` on; answers how many there were before the end of the file.
+///
+/// # Errors
+/// What reading and copying say.
+pub(super) fn read(
+    means: Means<'_>,
+    handle: &Arc<Handle>,
+    target: &Target,
+    at: u64,
+    len: u64,
+) -> Outcome<u64> {
+    let lanes = match &target.place {
+        Place::Host => return read_host(handle, target, at, len),
+        Place::Device(lanes) => lanes,
+    };
+    if len == 0 {
+        return Ok(0);
+    }
+    if len <= SINGLE_MAX && !means.force_direct && !handle.direct_only {
+        return read_single(handle, lanes, target.device_ptr(), at, len);
+    }
+    let way = Way::choose(means, handle, lanes, at, len);
+    let active = means.crew.enter();
+    let cold = matches!(way, Way::Asked(_));
+    let most = match len {
+        _ if means.parallel <= 1 => 0,
+        ..=MEDIUM_MAX if cold => means.parallel - 1,
+        ..=MEDIUM_MAX => active.alone_helpers(MEDIUM_THREADS.min(means.parallel) - 1),
+        HUGE_MIN.. => active.fair_helpers(means.parallel + means.parallel / 2 - 1),
+        _ => active.fair_helpers(means.parallel - 1),
+    };
+    let piece = match len {
+        _ if cold => PIECE_DIRECT.min((len / 4).next_multiple_of(SEGMENT_ALIGN)).max(PIECE_SHARED),
+        ..=MEDIUM_MAX if most > 0 => PIECE_SHARED,
+        ..=MEDIUM_MAX => PIECE_MEDIUM,
+        _ => PIECE,
+    };
+    let share = Share {
+        handle: Arc::clone(handle),
+        lanes: Arc::clone(lanes),
+        way,
+        to: target.device_ptr(),
+        at,
+        len,
+        piece,
+        pieces: len.div_ceil(piece),
+        next: AtomicU64::new(0),
+        end: AtomicU64::new(len),
+        failed: std::sync::Mutex::new(None),
+        busy: AtomicUsize::new(0),
+        caller: std::thread::current(),
+        stop: AtomicBool::new(false),
+    };
+    share.run(means, most)
+}
+
+/// Writes `len` bytes to `at`; answers how many were written, less than `len` only where the file took
+/// no more.
+///
+/// # Errors
+/// What copying says, and writing where nothing was written.
+pub(super) fn write(handle: &Arc<Handle>, target: &Target, at: u64, len: u64) -> Outcome<u64> {
+    if len == 0 {
+        return Ok(0);
+    }
+    let written = match &target.place {
+        Place::Host => write_host(handle, target, at, len),
+        Place::Device(lanes) => write_device(handle, lanes, target.device_ptr(), at, len),
+    }?;
+    Routes::count(&handle.routes.written, written);
+    Ok(written)
+}
+
+fn read_host(handle: &Handle, target: &Target, at: u64, len: u64) -> Outcome<u64> {
+    let mut done = 0;
+    while done < len {
+        let n = target.ptr.pread(handle.data(), target.offset + done, len - done, at + done);
+        match n {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(failed("read", handle, at, len, &error)),
+        }
+    }
+    Routes::count(&handle.routes.host, done);
+    Ok(done)
+}
+
+fn write_host(handle: &Handle, target: &Target, at: u64, len: u64) -> Outcome<u64> {
+    let mut done = 0;
+    while done < len {
+        let n = target.ptr.pwrite(handle.data(), target.offset + done, len - done, at + done);
+        match n {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(failed("write", handle, at, len, &error)),
+        }
+    }
+    Ok(done)
+}
+
+/// One read, one copy.
+fn read_single(handle: &Handle, lanes: &Lanes, to: DevicePtr, at: u64, len: u64) -> Outcome<u64> {
+    let mut held = lanes.acquire()?;
+    let n = read_cached(handle, held.lane()?, 0, at, len)?;
+    if n == 0 {
+        return Ok(0);
+    }
+    if let Err(failure) = held.copy(Copy { into: true, device: to, at: 0, len: n }) {
+        held.discard();
+        return Err(failure);
+    }
+    Routes::count(&handle.routes.cached, n);
+    Ok(n)
+}
+
+/// Reads through the page cache into the lane at `into`, until `len` bytes or the end of the file.
+fn read_cached(
+    handle: &Handle,
+    lane: &beeline_sys::cuda::Lane,
+    into: u64,
+    at: u64,
+    len: u64,
+) -> Outcome<u64> {
+    let mut done = 0;
+    while done < len {
+        match sys::pread(handle.data(), lane.host(), into + done, len - done, at + done) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(failed("read", handle, at, len, &error)),
+        }
+    }
+    Ok(done)
+}
+
+/// How the pieces of a read are read.
+enum Way {
+    /// Through the page cache, where (nearly) all of it is, or which is all there is.
+    Cached,
+    /// Each piece by where its bytes are.
+    Asked(Plan<StorageRoute>),
+}
+
+impl Way {
+    fn choose(means: Means<'_>, handle: &Handle, lanes: &Lanes, at: u64, len: u64) -> Self {
+        if len < PROBE_MIN && !means.force_direct && !handle.direct_only {
+            return Self::Cached;
+        }
+        let residency = handle.file.residency_of(ByteRange { start: at, len });
+        if let Residency::Memory = residency {
+            return Self::Cached;
+        }
+        let plan = handle.plan(lanes.gpu());
+        let route = if means.force_direct || handle.direct_only {
+            StorageRoute::ThreadPool
+        } else {
+            route_chunk(&plan, residency).map_or(StorageRoute::PageCache, |chosen| chosen.route)
+        };
+        if is_direct(route) && handle.file.has_direct() { Self::Asked(plan) } else { Self::Cached }
+    }
+
+    fn is_direct(&self, handle: &Handle, force: bool, range: ByteRange) -> bool {
+        let Self::Asked(plan) = self else { return false };
+        force
+            || route_chunk(plan, handle.file.residency_of(range))
+                .is_some_and(|chosen| is_direct(chosen.route))
+    }
+}
+
+const fn is_direct(route: StorageRoute) -> bool {
+    matches!(route, StorageRoute::Direct | StorageRoute::ThreadPool)
+}
+
+/// A large read, shared by the threads that carry it out.
+pub(super) struct Share {
+    handle: Arc<Handle>,
+    lanes: Arc<Lanes>,
+    way: Way,
+    to: DevicePtr,
+    at: u64,
+    len: u64,
+    piece: u64,
+    pieces: u64,
+    next: AtomicU64,
+    /// Where the data ends, from `at`: the file may be shorter than asked for.
+    end: AtomicU64,
+    failed: std::sync::Mutex<Option<Failure>>,
+    busy: AtomicUsize,
+    caller: std::thread::Thread,
+    stop: AtomicBool,
+}
+
+impl Share {
+    fn run(self, means: Means<'_>, most: usize) -> Outcome<u64> {
+        let force = means.force_direct || self.handle.direct_only;
+        let helpers = usize::try_from(self.pieces - 1).unwrap_or(usize::MAX);
+        let share = Arc::new(self);
+        means.crew.enlist(&share, helpers.min(most), force);
+        let worked = match share.lanes.acquire() {
+            Ok(held) => share.work(held, force),
+            Err(failure) => Err(failure),
+        };
+        if let Err(failure) = worked {
+            share.fail(failure);
+        }
+        share.join();
+        if let Some(failure) = lock(&share.failed).take() {
+            return Err(failure);
+        }
+        Ok(share.end.load(Ordering::SeqCst))
+    }
+
+    /// A helper's part: whatever pieces are left, with a lane of its own, if there is one.
+    pub(super) fn help(&self, force: bool) {
+        self.busy.fetch_add(1, Ordering::SeqCst);
+        // Looked at after `busy`: the caller leaves only when nobody is busy and no piece is left.
+        if self.next.load(Ordering::SeqCst) < self.pieces && !self.stop.load(Ordering::SeqCst) {
+            let worked = match self.lanes.try_acquire() {
+                Ok(Some(held)) => self.work(held, force),
+                Ok(None) => Ok(()),
+                Err(_) => Ok(()), // The caller has a lane, or says why it has none.
+            };
+            if let Err(failure) = worked {
+                self.fail(failure);
+            }
+        }
+        if self.busy.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.caller.unpark();
+        }
+    }
+
+    /// Whether there is still something to help with.
+    pub(super) fn wants_help(&self) -> bool {
+        self.next.load(Ordering::Relaxed) < self.pieces
+    }
+
+    fn fail(&self, failure: Failure) {
+        self.stop.store(true, Ordering::SeqCst);
+        let mut failed = lock(&self.failed);
+        if failed.is_none() {
+            *failed = Some(failure);
+        }
+    }
+
+    fn join(&self) {
+        self.next.store(u64::MAX / 2, Ordering::SeqCst);
+        let mut turns = 0_u32;
+        while self.busy.load(Ordering::SeqCst) > 0 {
+            turns += 1;
+            if turns < 4000 {
+                std::hint::spin_loop();
+            } else {
+                // Helpers end with their piece; the timeout only guards against a lost wake-up.
+                std::thread::park_timeout(Duration::from_millis(1));
+            }
+        }
+    }
+
+    fn claim(&self) -> Option<u64> {
+        if self.stop.load(Ordering::SeqCst) {
+            return None;
+        }
+        let piece = self.next.fetch_add(1, Ordering::SeqCst);
+        (piece < self.pieces && piece * self.piece < self.end.load(Ordering::Relaxed))
+            .then_some(piece)
+    }
+
+    /// Takes pieces until none is left, reading one while others are copied.
+    fn work(&self, mut held: InUse<'_>, force: bool) -> Outcome<()> {
+        let outcome = self.work_in(&mut held, force);
+        if outcome.is_err() {
+            held.discard();
+        }
+        outcome
+    }
+
+    fn work_in(&self, held: &mut InUse<'_>, force: bool) -> Outcome<()> {
+        // A direct read may start up to a block early and end a block late.
+        let segment = align_up(self.piece + 2 * self.handle.file.direct_block(), SEGMENT_ALIGN)
+            .unwrap_or(self.piece);
+        let segments =
+            usize::try_from(held.lane()?.room() / segment).unwrap_or(1).clamp(1, IN_FLIGHT);
+        let mut flying: VecDeque<Mark> = VecDeque::with_capacity(segments);
+        let mut place = 0;
+        while let Some(piece) = self.claim() {
+            if flying.len() == segments
+                && let Some(first) = flying.pop_front()
+            {
+                held.wait(first)?;
+            }
+            let from = place as u64 * segment;
+            place = (place + 1) % segments;
+            let start = piece * self.piece;
+            let want = ByteRange { start: self.at + start, len: self.piece.min(self.len - start) };
+            let (skip, n) = self.fill(held, from, want, force)?;
+            if n < want.len {
+                self.end.fetch_min(start + n, Ordering::SeqCst);
+            }
+            if n > 0 {
+                let to = self.to.checked_add(start).unwrap_or(self.to);
+                let copy = Copy { into: true, device: to, at: from + skip, len: n };
+                flying.push_back(held.start(copy)?);
+            }
+        }
+        match flying.pop_back() {
+            Some(last) => held.wait(last),
+            None => Ok(()),
+        }
+    }
+
+    /// Reads `want` into the lane from `from` on; answers where in the segment it starts, and how many
+    /// bytes there are.
+    fn fill(
+        &self,
+        held: &mut InUse<'_>,
+        from: u64,
+        want: ByteRange,
+        force: bool,
+    ) -> Outcome<(u64, u64)> {
+        let handle = &*self.handle;
+        let lane = held.lane()?;
+        if self.way.is_direct(handle, force, want) {
+            match read_direct(handle, lane, from, want) {
+                Ok((skip, n)) => {
+                    Routes::count(&handle.routes.direct, n);
+                    return Ok((skip, n));
+                }
+                // This file refuses direct I/O after all.
+                Err(error)
+                    if error.kind() == io::ErrorKind::InvalidInput && !handle.direct_only => {}
+                Err(error) => return Err(failed("read", handle, want.start, want.len, &error)),
+            }
+        }
+        let n = read_cached(handle, lane, from, want.start, want.len)?;
+        Routes::count(&handle.routes.cached, n);
+        Ok((0, n))
+    }
+}
+
+/// Reads the blocks around `want` past the page cache.
+fn read_direct(
+    handle: &Handle,
+    lane: &beeline_sys::cuda::Lane,
+    from: u64,
+    want: ByteRange,
+) -> io::Result<(u64, u64)> {
+    let block = handle.file.direct_block();
+    let start = align_down(want.start, block);
+    let skip = want.start - start;
+    let end = align_up(want.end(), block).ok_or(io::ErrorKind::InvalidInput)?;
+    let mut done = 0;
+    while start + done < end {
+        let fd = handle.file.direct_fd();
+        match sys::pread(fd, lane.host(), from + done, end - start - done, start + done) {
+            Ok(0) => break,
+            Ok(n) => {
+                done += n;
+                // A part of a block is the end of the file.
+                if !n.is_multiple_of(block) {
+                    break;
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((skip, done.saturating_sub(skip).min(want.len)))
+}
+
+/// Writes out of the device: the next piece is copied out while one is written.
+fn write_device(
+    handle: &Handle,
+    lanes: &Lanes,
+    from: DevicePtr,
+    at: u64,
+    len: u64,
+) -> Outcome<u64> {
+    let mut held = lanes.acquire()?;
+    let outcome = write_pieces(handle, &mut held, from, at, len);
+    match &outcome {
+        Ok((_, true)) => {}
+        // Copies may still be under way: the lane sees to that when it is dropped.
+        Ok((_, false)) | Err(_) => held.discard(),
+    }
+    outcome.map(|(written, _)| written)
+}
+
+fn write_pieces(
+    handle: &Handle,
+    held: &mut InUse<'_>,
+    from: DevicePtr,
+    at: u64,
+    len: u64,
+) -> Outcome<(u64, bool)> {
+    let piece = PIECE;
+    let segments = usize::try_from(held.lane()?.room() / piece).unwrap_or(1).clamp(1, IN_FLIGHT);
+    let mut flying: VecDeque<(u64, u64, Mark)> = VecDeque::with_capacity(segments);
+    let (mut started, mut done, mut place) = (0, 0, 0);
+    if len <= piece {
+        held.copy(Copy { into: false, device: from, at: 0, len })?;
+        return match write_cached(handle, held.lane()?, 0, at, len) {
+            Ok(written) => Ok((written, true)),
+            Err(error) => Err(failed("write", handle, at, len, &error)),
+        };
+    }
+    while done < len {
+        while started < len && flying.len() < segments {
+            let n = piece.min(len - started);
+            let to = place as u64 * piece;
+            place = (place + 1) % segments;
+            let source = from.checked_add(started).unwrap_or(from);
+            let copy = Copy { into: false, device: source, at: to, len: n };
+            flying.push_back((to, n, held.start(copy)?));
+            started += n;
+        }
+        let Some((in_lane, n, mark)) = flying.pop_front() else { break };
+        held.wait(mark)?;
+        let written = write_cached(handle, held.lane()?, in_lane, at + done, n);
+        match written {
+            Ok(written) => {
+                done += written;
+                if written < n {
+                    return Ok((done, flying.is_empty()));
+                }
+            }
+            Err(_) if done > 0 => return Ok((done, flying.is_empty())),
+            Err(error) => return Err(failed("write", handle, at + done, n, &error)),
+        }
+    }
+    Ok((done, true))
+}
+
+fn write_cached(
+    handle: &Handle,
+    lane: &beeline_sys::cuda::Lane,
+    from: u64,
+    at: u64,
+    len: u64,
+) -> io::Result<u64> {
+    let mut done = 0;
+    while done < len {
+        match sys::pwrite(handle.data(), lane.host(), from + done, len - done, at + done) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
+fn failed(verb: &str, handle: &Handle, at: u64, len: u64, error: &io::Error) -> Failure {
+    let path = handle.file.path().display();
+    if handle.direct_only && error.kind() == io::ErrorKind::InvalidInput {
+        let text = format!(
+            "{verb} {len} bytes at {at} of {path}: it is open for direct I/O and could not be opened \
+             again, so offsets and lengths must be multiples of its block"
+        );
+        return Failure::new(OpError::INVALID_FILE_OPEN_FLAG, text);
+    }
+    Failure::io(format_args!("{verb} {len} bytes at {at} of {path}"), error)
+}

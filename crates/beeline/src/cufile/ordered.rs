@@ -1,0 +1,177 @@
+//! Requests in stream order: the caller's stream comes to a gate, the request is carried out, the gate
+//! opens. No callback runs in the driver's threads, so streams do not wait for each other.
+
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use beeline_sys::cuda::{Driver, ForeignStream, Gate, Gates};
+
+use super::crew::Crew;
+use super::status::{Failure, OpError, Outcome};
+use crate::gpu::{Gpu, PinnedMem};
+use crate::{lock, wait_timeout};
+
+/// Requests in streams at once, over the whole session.
+const GATES: u64 = 1024;
+const GATE_BYTES: u64 = 64;
+/// How long the dispatcher looks without pause after something has happened.
+const EAGER: Duration = Duration::from_micros(100);
+/// Its pauses after that.
+const PAUSE: Duration = Duration::from_micros(20);
+const PAUSE_LONG: Duration = Duration::from_micros(200);
+/// How long it sleeps without requests before it ends.
+const IDLE: Duration = Duration::from_secs(5);
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// The gates of a session and who watches them.
+pub(super) struct Ordered {
+    gates: Arc<Gates>,
+    _memory: PinnedMem,
+    driver: Arc<Driver>,
+    crew: Arc<Crew>,
+    stall: Duration,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    free: Vec<(Gate, u32)>,
+    waiting: Vec<(Gate, u32, Work)>,
+    running: bool,
+}
+
+impl Ordered {
+    /// # Errors
+    /// What pinning says.
+    pub(super) fn new(
+        gpu: &Gpu,
+        driver: &Arc<Driver>,
+        crew: &Arc<Crew>,
+        stall: Duration,
+    ) -> Outcome<Arc<Self>> {
+        let memory = gpu.pin(GATES * GATE_BYTES)?;
+        let gates = Gates::new(Arc::clone(memory.registration()?), Arc::clone(memory.mem()));
+        let free = (0..gates.len()).rev().map(|gate| (Gate(gate), 0)).collect();
+        Ok(Arc::new(Self {
+            gates: Arc::new(gates),
+            _memory: memory,
+            driver: Arc::clone(driver),
+            crew: Arc::clone(crew),
+            stall,
+            state: Mutex::new(State { free, waiting: Vec::new(), running: false }),
+            changed: Condvar::new(),
+        }))
+    }
+
+    /// Queues `work` in `stream`: it starts when the stream has come so far, and the stream goes on when
+    /// it has ended.
+    ///
+    /// # Errors
+    /// `ASYNC_NOT_SUPPORTED` while the stream is being captured (nothing was queued) and where the driver
+    /// lacks stream memory operations; `ETIMEDOUT` where all gates stay in use.
+    pub(super) fn queue(
+        self: &Arc<Self>,
+        stream: ForeignStream,
+        work: impl FnOnce() + Send + 'static,
+    ) -> Outcome<()> {
+        let (gate, last) = self.take()?;
+        let pass = last.wrapping_add(1).max(1);
+        let queued = self.gates.pass(&self.driver, stream, gate, pass);
+        if let Err((error, used)) = &queued {
+            // A gate that something may still write to is never used again.
+            if !used {
+                lock(&self.state).free.push((gate, last));
+            }
+            return Err(Failure::cuda(format!("queue a request in {stream:?}"), error));
+        }
+        let mut state = lock(&self.state);
+        state.waiting.push((gate, pass, Box::new(work)));
+        if !state.running {
+            state.running = self.start();
+            if !state.running {
+                // No thread: the gate must not stay shut.
+                drop(state);
+                self.gates.open(gate, pass);
+                let text = "no thread for stream-ordered requests could be started";
+                return Err(Failure::new(OpError::INTERNAL_ERROR, text));
+            }
+        }
+        drop(state);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    fn take(&self) -> Outcome<(Gate, u32)> {
+        let deadline = Instant::now() + self.stall;
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(free) = state.free.pop() {
+                return Ok(free);
+            }
+            if Instant::now() >= deadline {
+                return Err(Failure::timeout(format!(
+                    "{GATES} stream-ordered requests are under way and none ended within {:?}",
+                    self.stall
+                )));
+            }
+            state = wait_timeout(&self.changed, state, Duration::from_millis(5));
+        }
+    }
+
+    fn start(self: &Arc<Self>) -> bool {
+        let own = Arc::clone(self);
+        let builder = std::thread::Builder::new().name("beeline-gates".to_owned());
+        builder.spawn(move || own.watch()).is_ok()
+    }
+
+    /// Looks which requests' streams have come to them, and has those carried out.
+    fn watch(self: &Arc<Self>) {
+        let mut last = Instant::now();
+        loop {
+            let mut state = lock(&self.state);
+            if state.waiting.is_empty() {
+                if last.elapsed() > IDLE {
+                    state.running = false;
+                    return;
+                }
+                drop(wait_timeout(&self.changed, state, IDLE));
+                continue;
+            }
+            let come = |(gate, pass, _): &mut (Gate, u32, Work)| self.gates.has_come(*gate, *pass);
+            let ready: Vec<_> = state.waiting.extract_if(.., come).collect();
+            drop(state);
+            if !ready.is_empty() {
+                last = Instant::now();
+            }
+            for (gate, pass, work) in ready {
+                let own = Arc::clone(self);
+                self.crew.submit(move || {
+                    let opener = Opener { ordered: own, gate, pass };
+                    work();
+                    drop(opener);
+                });
+            }
+            match last.elapsed() {
+                since if since < EAGER => std::hint::spin_loop(),
+                since if since < Duration::from_millis(10) => std::thread::sleep(PAUSE),
+                _ => std::thread::sleep(PAUSE_LONG),
+            }
+        }
+    }
+}
+
+/// Opens the gate whatever becomes of the work.
+struct Opener {
+    ordered: Arc<Ordered>,
+    gate: Gate,
+    pass: u32,
+}
+
+impl Drop for Opener {
+    fn drop(&mut self) {
+        self.ordered.gates.open(self.gate, self.pass);
+        lock(&self.ordered.state).free.push((self.gate, self.pass));
+        self.ordered.changed.notify_all();
+    }
+}

@@ -1,0 +1,183 @@
+//! Every order of the steps of both ends, as far as the memory model lets them differ, on a ring that is
+//! full after two messages.
+
+use loom::cell::Cell;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering, fence};
+use loom::thread;
+
+use super::*;
+
+/// Four words of messages. Their bytes are no atomics: an access that is not ordered by the positions
+/// ends the model.
+struct Words {
+    head: AtomicU64,
+    tail: AtomicU64,
+    sleeping: AtomicU64,
+    messages: [Cell<u64>; 4],
+}
+
+type Shared = Arc<Words>;
+
+fn words() -> Shared {
+    let word = || AtomicU64::new(0);
+    let messages = std::array::from_fn(|_| Cell::new(0));
+    Arc::new(Words { head: word(), tail: word(), sleeping: word(), messages })
+}
+
+impl Words {
+    fn atomic(&self, offset: u64) -> Option<&AtomicU64> {
+        match offset {
+            HEAD => Some(&self.head),
+            TAIL => Some(&self.tail),
+            SLEEPING => Some(&self.sleeping),
+            _ => None,
+        }
+    }
+
+    fn message(&self, offset: u64) -> &Cell<u64> {
+        &self.messages[((offset - MESSAGES) / 8) as usize]
+    }
+}
+
+impl RingMem for Shared {
+    const CAPACITY: u64 = 32;
+
+    fn load(&self, offset: u64) -> u64 {
+        match self.atomic(offset) {
+            Some(word) => word.load(Ordering::Acquire),
+            None => self.message(offset).get(),
+        }
+    }
+
+    fn store(&self, offset: u64, word: u64) {
+        match self.atomic(offset) {
+            Some(atomic) => atomic.store(word, Ordering::Release),
+            None => self.message(offset).set(word),
+        }
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> bool {
+        for (at, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
+            self.store(offset + 8 * at as u64, u64::from_le_bytes(*word));
+        }
+        true
+    }
+
+    fn append_to(&self, offset: u64, len: usize, into: &mut Vec<u8>) -> bool {
+        for at in 0..len as u64 / 8 {
+            into.extend_from_slice(&self.load(offset + 8 * at).to_le_bytes());
+        }
+        true
+    }
+
+    fn fence() {
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// Messages of one and two words, so that the end of the ring is met with a skip.
+const LENGTHS: [usize; 4] = [8, 16, 8, 8];
+
+fn message(n: usize) -> Vec<u8> {
+    vec![n as u8 + 1; LENGTHS[n]]
+}
+
+fn check(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    // More switches than that between two threads of this length find nothing new.
+    builder.preemption_bound = Some(4);
+    builder.check(model);
+}
+
+/// Takes what is there, up to `tries` looks; answers how many messages that were.
+fn take(reader: &mut Reader<Shared>, first: usize, tries: usize) -> usize {
+    let mut n = first;
+    for _ in 0..tries {
+        let mut bytes = Vec::new();
+        if reader.pop(&mut bytes).is_some() {
+            assert_eq!(bytes, message(n));
+            n += 1;
+            reader.release();
+        }
+    }
+    n
+}
+
+#[test]
+fn messages_are_whole_and_in_order_and_room_is_used_again() {
+    check(|| {
+        let shared = words();
+        let mut writer = Writer::over(Arc::clone(&shared));
+        assert!(writer.push(Tag::Packet, &message(0)));
+        writer.publish();
+        // No room for the next one until the first was taken; neither side waits for the other.
+        let writing = thread::spawn(move || {
+            let mut written = 1;
+            for _ in 0..4 {
+                if written < LENGTHS.len() && writer.push(Tag::Packet, &message(written)) {
+                    writer.publish();
+                    written += 1;
+                }
+            }
+            written
+        });
+        let mut reader = Reader::over(shared);
+        let read = take(&mut reader, 0, 3);
+        let written = writing.join().unwrap();
+        assert_eq!(take(&mut reader, read, LENGTHS.len()), written, "all that was written");
+    });
+}
+
+/// What an eventfd is: a number that a sleeper waits for and takes.
+#[derive(Default)]
+struct Event {
+    set: loom::sync::Mutex<bool>,
+    changed: loom::sync::Condvar,
+}
+
+impl Event {
+    fn set(&self) {
+        *self.set.lock().unwrap() = true;
+        self.changed.notify_one();
+    }
+
+    fn wait(&self) {
+        let mut set = self.set.lock().unwrap();
+        while !*set {
+            set = self.changed.wait(set).unwrap();
+        }
+        *set = false;
+    }
+}
+
+/// A reader that sleeps is woken for every message: one that is not would sleep for ever here.
+#[test]
+fn no_wake_up_is_lost() {
+    check(|| {
+        let shared = words();
+        let event = Arc::new(Event::default());
+        let mut writer = Writer::over(Arc::clone(&shared));
+        let waking = Arc::clone(&event);
+        let writing = thread::spawn(move || {
+            for n in [0, 2] {
+                assert!(writer.push(Tag::Packet, &message(n)));
+                if writer.publish() {
+                    waking.set();
+                }
+            }
+        });
+        let mut reader = Reader::over(shared);
+        for n in [0, 2] {
+            let mut bytes = Vec::new();
+            while reader.pop(&mut bytes).is_none() {
+                if !reader.set_sleeping(true) {
+                    event.wait();
+                }
+                reader.set_sleeping(false);
+            }
+            assert_eq!(bytes, message(n));
+        }
+        writing.join().unwrap();
+    });
+}

@@ -1,0 +1,105 @@
+use super::*;
+
+fn ring() -> (Writer, Reader) {
+    let (writer, file) = Writer::new().unwrap();
+    (writer, Reader::new(&file).unwrap())
+}
+
+fn pop(reader: &mut Reader) -> Option<(Tag, Vec<u8>)> {
+    let mut bytes = Vec::new();
+    let tag = reader.pop(&mut bytes)?;
+    Some((tag, bytes))
+}
+
+#[test]
+fn messages_of_every_length_arrive_in_order_many_times_around() {
+    let (mut writer, mut reader) = ring();
+    let message = |n: usize| vec![n as u8; (n * 7919) % (MESSAGE_MAX + 1)];
+    let (mut written, mut read) = (0, 0);
+    while read < 2000 {
+        let tag = if written % 5 == 0 { Tag::Gone } else { Tag::Packet };
+        if written < 2000 && writer.push(tag, &message(written)) {
+            written += 1;
+            continue;
+        }
+        // Full: nothing more goes in until something was taken and given back.
+        writer.publish();
+        for _ in 0..3 {
+            let Some((tag, bytes)) = pop(&mut reader) else { break };
+            assert_eq!(bytes, message(read));
+            assert_eq!(tag == Tag::Gone, read % 5 == 0);
+            read += 1;
+        }
+        reader.release();
+    }
+    assert!(!reader.has_message());
+}
+
+#[test]
+fn a_sleeper_is_seen_or_sees() {
+    let (mut writer, reader) = ring();
+    assert!(!writer.publish());
+    assert!(!reader.set_sleeping(true));
+    assert!(writer.push(Tag::Packet, &[1]));
+    assert!(writer.publish(), "the reader sleeps");
+    assert!(reader.set_sleeping(true), "a message is there");
+    reader.set_sleeping(false);
+    assert!(!writer.publish());
+}
+
+/// Whatever the writer puts there, the reader takes what fits or stops.
+#[test]
+fn a_writer_that_lies_is_not_followed() {
+    let word = |tag: u64, len: u64| (tag << 32) | len;
+    let cases = [
+        (u64::MAX, word(0, 8)),
+        (CAPACITY + 8, word(0, 8)),
+        (16, word(0, 9)),
+        (16, word(0, MESSAGE_MAX as u64 + 1)),
+        (16, word(5, 8)),
+        (16, word(SKIP, 0)),
+        (8, word(0, 0xffff_ffff)),
+    ];
+    for (head, first) in cases {
+        let (writer, mut reader) = ring();
+        writer.mem.store_u64(MESSAGES, first).unwrap();
+        writer.mem.store_u64(HEAD, head).unwrap();
+        assert!(pop(&mut reader).is_none(), "{head} {first:#x}");
+        assert!(!reader.has_message());
+    }
+}
+
+#[test]
+fn a_reader_that_lies_gets_nothing_overwritten() {
+    for tail in [u64::MAX, 1 << 40] {
+        let (mut writer, reader) = ring();
+        while writer.push(Tag::Packet, &[0; 4096]) {}
+        reader.mem.store_u64(TAIL, tail).unwrap();
+        assert!(!writer.push(Tag::Packet, &[0; 4096]), "{tail}");
+    }
+}
+
+#[test]
+fn a_thread_on_each_side() {
+    let (mut writer, mut reader) = ring();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for n in 0..20_000_u64 {
+                while !writer.push(Tag::Packet, &n.to_le_bytes().repeat(64)) {
+                    std::thread::yield_now();
+                }
+                writer.publish();
+            }
+        });
+        for n in 0..20_000_u64 {
+            let bytes = loop {
+                match pop(&mut reader) {
+                    Some((_, bytes)) => break bytes,
+                    None => std::thread::yield_now(),
+                }
+            };
+            reader.release();
+            assert_eq!(bytes, n.to_le_bytes().repeat(64));
+        }
+    });
+}

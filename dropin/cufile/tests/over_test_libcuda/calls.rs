@@ -1,0 +1,99 @@
+//! `conformance.c` under different settings.
+
+use std::path::Path;
+
+use crate::tools::Bench;
+
+/// Runs the groups of the conformance program (all where `group` is empty).
+fn conforms(flags: &[&str], group: &str, env: &[(&str, &str)]) {
+    let Some(bench) = Bench::built() else { return };
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/conformance.c");
+    let Some(program) = bench.compile(&source, flags) else { return };
+    let (library, files) = (bench.cufile.to_str().unwrap(), bench.folder().join("files"));
+    let mut args = vec![library, files.to_str().unwrap()];
+    args.extend((!group.is_empty()).then_some(group));
+    let output = bench.run(&program, &args, env);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let summed = text.lines().any(|line| line.ends_with(" checks, 0 failed"));
+    assert!(output.status.success() && summed, "{group} {env:?}: {}\n{text}", output.status);
+}
+
+#[test]
+fn every_call_answers_as_documented() {
+    conforms(&[], "", &[]);
+}
+
+#[test]
+fn also_where_copies_are_waited_for_by_events_or_in_the_driver() {
+    for waiting in ["event", "driver"] {
+        for group in ["edges", "batches", "streams", "threads"] {
+            conforms(&[], group, &[("BEELINE_CUFILE_WAIT", waiting)]);
+        }
+    }
+}
+
+#[test]
+fn also_without_stream_memory_operations_or_streams_to_wait_in() {
+    let hide = "cuStreamWriteValue32,cuStreamQuery,cuStreamCreateWithPriority";
+    for group in ["edges", "batches", "threads"] {
+        conforms(&[], group, &[("BEELINE_TEST_CUDA_HIDE", hide)]);
+    }
+}
+
+/// 10,000 entries at once finish with 64 MiB of staging memory, and with two lanes alone.
+#[test]
+fn ten_thousand_entries_finish_with_a_small_pool() {
+    for pool in ["64M", "1"] {
+        for group in ["crowd", "threads", "streams"] {
+            conforms(&[], group, &[("BEELINE_POOL_BYTES", pool)]);
+        }
+    }
+}
+
+#[test]
+fn one_thread_a_request_and_direct_reads_alone() {
+    let json = tempfile::NamedTempFile::new().unwrap();
+    let text = "{ // comment\n \"execution\": { \"parallel_io\": false },\n \
+                \"properties\": { \"force_odirect_mode\": true } }";
+    std::fs::write(json.path(), text).unwrap();
+    let path = json.path().to_str().unwrap();
+    for group in ["matrix", "edges", "threads"] {
+        conforms(&[], group, &[("CUFILE_ENV_PATH_JSON", path)]);
+    }
+}
+
+/// Random arguments and every group again, with the C side watched for memory errors.
+#[test]
+fn nothing_writes_outside_of_what_the_caller_gave() {
+    // The library is in another language and has its own checks; leaks are the program's own.
+    let env = [("ASAN_OPTIONS", "detect_leaks=0"), ("CONFORMANCE_FUZZ", "20000")];
+    conforms(&["-fsanitize=address"], "", &env);
+}
+
+#[test]
+fn settings_that_forbid_what_there_is_refuse_to_open() {
+    let Some(bench) = Bench::built() else { return };
+    let source = bench.folder().join("open.c");
+    let text = "#include <cufile.h>\n#include <dlfcn.h>\n#include <stdio.h>\n\
+                int main(int c, char **v) { void *l = dlopen(v[1], RTLD_NOW);\n\
+                CUfileError_t (*f)(void) = (CUfileError_t (*)(void))dlsym(l, \"cuFileDriverOpen\");\n\
+                printf(\"%d\\n\", f().err); return 0; }\n";
+    std::fs::write(&source, text).unwrap();
+    let Some(program) = bench.compile(&source, &[]) else { return };
+    let json = |name: &str, text: &str| {
+        let path = bench.folder().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let cases = [
+        (json("good.json", "{ \"properties\": { \"what\": 1 } } // ok\n"), "0"),
+        (json("broken.json", "{ \"properties\": { oops\n"), "5022"),
+        (json("direct.json", "{ \"properties\": { \"allow_compat_mode\": false } }"), "5001"),
+        ("/nowhere/$PWD/cufile.json".to_owned(), "0"),
+    ];
+    for (path, expected) in cases {
+        let env = [("CUFILE_ENV_PATH_JSON", path.as_str()), ("BEELINE_LOG", "off")];
+        let output = bench.run(&program, &[bench.cufile.to_str().unwrap()], &env);
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), expected, "{path}");
+    }
+}

@@ -1,0 +1,91 @@
+//! The library under a C program, on simulated devices behind the test driver; and what it exports.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "helpers of tests")]
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// Builds a package's library into the folder this program came from.
+fn built(package: &str, file: &str) -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml");
+    let mut command = Command::new(cargo);
+    command.args(["build", "--quiet", "--package", package, "--manifest-path"]);
+    run(command.arg(&manifest).arg("--target-dir").arg(target));
+    target.join("debug").join(file)
+}
+
+fn run(command: &mut Command) -> Output {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let text = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(output.status.success(), "{command:?}: {text}");
+    output
+}
+
+fn has(tool: &str) -> bool {
+    let there = Command::new(tool).arg("--version").output().is_ok();
+    if !there {
+        println!("SKIP {tool}");
+    }
+    there
+}
+
+fn library() -> PathBuf {
+    built("beeline-nccl", "libbeeline_nccl.so")
+}
+
+#[test]
+fn a_c_program_runs_unchanged() {
+    if !has("cc") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let link = |name: &str, to: PathBuf| {
+        std::os::unix::fs::symlink(to, folder.path().join(name)).unwrap();
+    };
+    link("libnccl.so.2", library());
+    link("libcuda.so.1", built("beeline-test-libcuda", "libbeeline_test_libcuda.so"));
+    let program = folder.path().join("program");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/program.c");
+    run(Command::new("cc")
+        .args(["-O1", "-Wall", "-Werror", "-o"])
+        .arg(&program)
+        .arg(source)
+        .arg("-L")
+        .arg(folder.path())
+        .args(["-l:libnccl.so.2", "-l:libcuda.so.1"]));
+    let output = run(Command::new(&program)
+        .env("LD_LIBRARY_PATH", folder.path())
+        .env_remove("BEELINE_CUDA_LIBRARY")
+        .env_remove("CUDA_VISIBLE_DEVICES")
+        .env("BEELINE_TEST_CUDA_DEVICES", "4")
+        .env("BEELINE_COMM_PATH", "staged"));
+    assert!(String::from_utf8_lossy(&output.stdout).ends_with("passed\n"));
+}
+
+/// Exactly the committed list, each with its twin, under the right name.
+#[test]
+fn the_library_exports_the_list() {
+    if !has("nm") || !has("readelf") {
+        return;
+    }
+    let path = library();
+    let output = run(Command::new("nm").args(["-D", "--defined-only"]).arg(&path));
+    let found: BTreeSet<String> = String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(2))
+        .map(str::to_owned)
+        .collect();
+    let list = include_str!("../symbols.txt").lines().filter(|line| line.starts_with("nccl"));
+    let expected: BTreeSet<String> =
+        list.flat_map(|name| [name.to_owned(), format!("p{name}")]).collect();
+    assert_eq!(expected.len(), 2 * 51);
+    assert_eq!(found, expected);
+    let dynamic = run(Command::new("readelf").arg("-d").arg(&path));
+    assert!(String::from_utf8_lossy(&dynamic.stdout).contains("[libnccl.so.2]"));
+}

@@ -1,0 +1,343 @@
+/* A client of libnccl.so.2 as C programs are, on four devices. Prints "passed" at the end. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef struct ncclComm *ncclComm_t;
+typedef void *stream_t;
+typedef struct { char internal[128]; } ncclUniqueId;
+typedef struct { int nRanks, rank, stride; } ncclTeam_t;
+typedef struct {
+  size_t size; unsigned magic, version; int blocking, cgaClusterSize, minCTAs, maxCTAs;
+  const char *netName; int splitShare, trafficClass; const char *commName; int more[6];
+} ncclConfig_t;
+
+int ncclGetVersion(int *);
+int ncclGetUniqueId(ncclUniqueId *);
+int ncclCommInitAll(ncclComm_t *, int, const int *);
+int ncclCommInitRank(ncclComm_t *, int, ncclUniqueId, int);
+int pncclCommInitRank(ncclComm_t *, int, ncclUniqueId, int);
+int ncclCommInitRankConfig(ncclComm_t *, int, ncclUniqueId, int, ncclConfig_t *);
+int ncclCommFinalize(ncclComm_t);
+int ncclCommDestroy(ncclComm_t);
+int ncclCommAbort(ncclComm_t);
+int ncclCommSplit(ncclComm_t, int, int, ncclComm_t *, ncclConfig_t *);
+int ncclCommShrink(ncclComm_t, int *, int, ncclComm_t *, ncclConfig_t *, int);
+const char *ncclGetErrorString(int);
+const char *ncclGetLastError(ncclComm_t);
+int ncclCommGetAsyncError(ncclComm_t, int *);
+int ncclCommCount(ncclComm_t, int *);
+int ncclCommCuDevice(ncclComm_t, int *);
+int ncclCommUserRank(ncclComm_t, int *);
+int ncclMemAlloc(void **, size_t);
+int ncclMemFree(void *);
+int ncclCommRegister(ncclComm_t, void *, size_t, void **);
+int ncclCommDeregister(ncclComm_t, void *);
+int ncclCommWindowRegister(ncclComm_t, void *, size_t, void **, int);
+int ncclCommWindowDeregister(ncclComm_t, void *);
+int ncclRedOpCreatePreMulSum(int *, void *, int, int, ncclComm_t);
+int ncclRedOpDestroy(int, ncclComm_t);
+int ncclAllReduce(const void *, void *, size_t, int, int, ncclComm_t, stream_t);
+int ncclReduce(const void *, void *, size_t, int, int, int, ncclComm_t, stream_t);
+int ncclReduceScatter(const void *, void *, size_t, int, int, ncclComm_t, stream_t);
+int ncclBroadcast(const void *, void *, size_t, int, int, ncclComm_t, stream_t);
+int ncclBcast(void *, size_t, int, int, ncclComm_t, stream_t);
+int ncclAllGather(const void *, void *, size_t, int, ncclComm_t, stream_t);
+int ncclAlltoAll(const void *, void *, size_t, int, ncclComm_t, stream_t);
+int ncclGather(const void *, void *, size_t, int, int, ncclComm_t, stream_t);
+int ncclScatter(const void *, void *, size_t, int, int, ncclComm_t, stream_t);
+int ncclSend(const void *, size_t, int, int, ncclComm_t, stream_t);
+int ncclRecv(void *, size_t, int, int, ncclComm_t, stream_t);
+int ncclGroupStart(void);
+int ncclGroupEnd(void);
+int ncclGroupSimulateEnd(void *);
+int ncclDevCommCreate(ncclComm_t, void *, void *);
+ncclTeam_t ncclTeamWorld(ncclComm_t);
+ncclTeam_t ncclTeamRail(ncclComm_t);
+int ncclTeamRankToWorld(ncclComm_t, ncclTeam_t, int);
+
+int cuInit(unsigned);
+int cuDevicePrimaryCtxRetain(void **, int);
+int cuCtxPushCurrent_v2(void *);
+int cuCtxPopCurrent_v2(void **);
+int cuMemAlloc_v2(void **, size_t);
+int cuMemcpyHtoDAsync_v2(void *, const void *, size_t, stream_t);
+int cuMemcpyDtoHAsync_v2(void *, void *, size_t, stream_t);
+int cuStreamCreate(stream_t *, unsigned);
+
+enum { N = 4, COUNT = 1001, INT = 2, FLOAT = 7, ARGUMENT = 4, USAGE = 5, REMOTE = 6, PROGRESS = 7 };
+
+static void *context[N], *in[N], *out[N];
+static stream_t stream[N];
+static int host[N * COUNT], result[N * COUNT];
+
+#define CHECK(what) do { int code_ = (what); if (code_) fail(#what, code_, __LINE__); } while (0)
+#define EXPECT(code, what) do { int code_ = (what); if (code_ != (code)) fail(#what, code_, __LINE__); } while (0)
+#define TRUE(what) do { if (!(what)) fail(#what, -1, __LINE__); } while (0)
+
+static void fail(const char *what, int code, int line) {
+  printf("line %d: %s: %d, %s\n", line, what, code, ncclGetLastError(NULL));
+  exit(1);
+}
+
+static void on(int device) { void *old; cuCtxPopCurrent_v2(&old); CHECK(cuCtxPushCurrent_v2(context[device])); }
+static int value(int rank, int at) { return (rank + 1) * 3 + at % 17; }
+
+static void setup(void) {
+  CHECK(cuInit(0));
+  for (int d = 0; d < N; d++) {
+    CHECK(cuDevicePrimaryCtxRetain(&context[d], d));
+    on(d);
+    CHECK(cuStreamCreate(&stream[d], 1));
+    CHECK(cuMemAlloc_v2(&in[d], sizeof host));
+    CHECK(cuMemAlloc_v2(&out[d], sizeof host));
+  }
+}
+
+static void fill(int count) {
+  for (int d = 0; d < N; d++) {
+    on(d);
+    for (int i = 0; i < count; i++) host[i] = value(d, i);
+    CHECK(cuMemcpyHtoDAsync_v2(in[d], host, count * sizeof(int), stream[d]));
+    memset(host, 0xee, sizeof host);
+    CHECK(cuMemcpyHtoDAsync_v2(out[d], host, sizeof host, stream[d]));
+  }
+}
+
+static int *fetch(int d) {
+  on(d);
+  CHECK(cuMemcpyDtoHAsync_v2(result, out[d], sizeof result, stream[d]));
+  return result;
+}
+
+#define EACH(call) do { CHECK(ncclGroupStart()); for (int r = 0; r < N; r++) CHECK(call); CHECK(ncclGroupEnd()); } while (0)
+
+static void collectives(ncclComm_t *comm) {
+  fill(N * COUNT);
+  for (int op = 0; op < 5; op++) {
+    EACH(ncclAllReduce(in[r], out[r], COUNT, INT, op, comm[r], stream[r]));
+    for (int d = 0; d < N; d++) {
+      int *got = fetch(d);
+      for (int i = 0; i < COUNT; i++) {
+        int sum = 0, prod = 1, max = value(N - 1, i), min = value(0, i);
+        for (int r = 0; r < N; r++) { sum += value(r, i); prod *= value(r, i); }
+        int right[5] = {sum, prod, max, min, sum / N};
+        TRUE(got[i] == right[op]);
+      }
+      TRUE(got[COUNT] == (int)0xeeeeeeee);
+    }
+  }
+  EACH(ncclReduceScatter(in[r], out[r], COUNT, INT, 0, comm[r], stream[r]));
+  for (int d = 0; d < N; d++) {
+    int *got = fetch(d);
+    for (int i = 0; i < COUNT; i++) {
+      int sum = 0;
+      for (int r = 0; r < N; r++) sum += value(r, d * COUNT + i);
+      TRUE(got[i] == sum);
+    }
+  }
+  EACH(ncclAllGather(in[r], out[r], COUNT, INT, comm[r], stream[r]));
+  for (int d = 0; d < N; d++) { int *got = fetch(d); for (int i = 0; i < N * COUNT; i++) TRUE(got[i] == value(i / COUNT, i % COUNT)); }
+  EACH(ncclAlltoAll(in[r], out[r], COUNT, INT, comm[r], stream[r]));
+  for (int d = 0; d < N; d++) { int *got = fetch(d); for (int i = 0; i < N * COUNT; i++) TRUE(got[i] == value(i / COUNT, d * COUNT + i % COUNT)); }
+  fill(N * COUNT);
+  EACH(ncclGather(in[r], r == 2 ? out[r] : NULL, COUNT, INT, 2, comm[r], stream[r]));
+  { int *got = fetch(2); for (int i = 0; i < N * COUNT; i++) TRUE(got[i] == value(i / COUNT, i % COUNT)); }
+  TRUE(fetch(1)[0] == (int)0xeeeeeeee);
+  EACH(ncclScatter(r == 1 ? in[r] : NULL, out[r], COUNT, INT, 1, comm[r], stream[r]));
+  for (int d = 0; d < N; d++) { int *got = fetch(d); for (int i = 0; i < COUNT; i++) TRUE(got[i] == value(1, d * COUNT + i)); }
+  EACH(ncclBroadcast(in[r], out[r], COUNT, INT, 3, comm[r], stream[r]));
+  for (int d = 0; d < N; d++) TRUE(fetch(d)[COUNT - 1] == value(3, COUNT - 1));
+  EACH(ncclBcast(out[r], 1, INT, 0, comm[r], stream[r]));
+  EACH(ncclReduce(in[r], out[r], COUNT, INT, 2, 0, comm[r], stream[r]));
+  TRUE(fetch(0)[5] == value(N - 1, 5));
+  EACH(ncclAllReduce(in[r], out[r], 0, INT, 0, comm[r], stream[r]));
+  CHECK(ncclGroupStart());
+  for (int r = 0; r < N; r++) {
+    CHECK(ncclSend(in[r], COUNT, INT, (r + 1) % N, comm[r], stream[r]));
+    CHECK(ncclRecv(out[r], COUNT, INT, (r + N - 1) % N, comm[r], stream[r]));
+  }
+  CHECK(ncclGroupEnd());
+  for (int d = 0; d < N; d++) TRUE(fetch(d)[7] == value((d + N - 1) % N, 7));
+}
+
+static void operations(ncclComm_t *comm) {
+  int op[N], factor = 3;
+  fill(N * COUNT);
+  for (int r = 0; r < N; r++) {
+    CHECK(ncclRedOpCreatePreMulSum(&op[r], &factor, INT, 1, comm[r]));
+    TRUE(op[r] >= 5);
+  }
+  EACH(ncclAllReduce(in[r], out[r], COUNT, INT, op[r], comm[r], stream[r]));
+  int sum = 0;
+  for (int r = 0; r < N; r++) sum += 3 * value(r, 9);
+  TRUE(fetch(1)[9] == sum);
+  EXPECT(ARGUMENT, ncclAllReduce(in[0], out[0], COUNT, FLOAT, op[0], comm[0], stream[0]));
+  for (int r = 0; r < N; r++) CHECK(ncclRedOpDestroy(op[r], comm[r]));
+  EXPECT(ARGUMENT, ncclAllReduce(in[0], out[0], COUNT, INT, op[0], comm[0], stream[0]));
+  /* A factor in device memory: the first element of the rank's input. */
+  for (int r = 0; r < N; r++) CHECK(ncclRedOpCreatePreMulSum(&op[r], in[r], INT, 0, comm[r]));
+  EACH(ncclAllReduce(in[r], out[r], COUNT, INT, op[r], comm[r], stream[r]));
+  sum = 0;
+  for (int r = 0; r < N; r++) sum += value(r, 0) * value(r, 9);
+  TRUE(fetch(2)[9] == sum);
+}
+
+static void arguments(ncclComm_t *comm) {
+  EXPECT(ARGUMENT, ncclAllReduce(NULL, out[0], COUNT, INT, 0, comm[0], stream[0]));
+  EXPECT(ARGUMENT, ncclAllReduce(in[0], out[0], COUNT, 12, 0, comm[0], stream[0]));
+  EXPECT(ARGUMENT, ncclAllReduce(in[0], out[0], COUNT, INT, 77, comm[0], stream[0]));
+  EXPECT(ARGUMENT, ncclAllReduce(in[0], out[0], (size_t)-1, INT, 0, comm[0], stream[0]));
+  EXPECT(ARGUMENT, ncclBroadcast(in[0], out[0], COUNT, INT, N, comm[0], stream[0]));
+  EXPECT(ARGUMENT, ncclBroadcast(in[0], out[0], COUNT, INT, -1, comm[0], stream[0]));
+  EXPECT(ARGUMENT, ncclAllReduce(in[0], out[0], COUNT, INT, 0, NULL, stream[0]));
+  EXPECT(ARGUMENT, ncclCommCount(comm[0], NULL));
+  EXPECT(ARGUMENT, ncclGroupEnd());
+  EXPECT(USAGE, ncclDevCommCreate(comm[0], NULL, NULL));
+  TRUE(strstr(ncclGetLastError(NULL), "ncclDevCommCreate"));
+  ncclTeam_t world = ncclTeamWorld(comm[2]), rail = ncclTeamRail(comm[2]);
+  TRUE(world.nRanks == N && world.rank == 2 && world.stride == 1 && rail.nRanks == 1);
+  TRUE(ncclTeamRankToWorld(comm[2], world, 3) == 3);
+  struct { size_t size; unsigned magic, version; float time; } info = {24, 0x74685ff7, 22809, 0};
+  CHECK(ncclGroupStart());
+  CHECK(ncclAllReduce(in[0], out[0], COUNT, INT, 0, comm[0], stream[0]));
+  CHECK(ncclGroupSimulateEnd(&info));
+  TRUE(info.time > 0);
+}
+
+static void memory(ncclComm_t comm) {
+  void *mem, *handle, *window;
+  on(0);
+  CHECK(ncclMemAlloc(&mem, 12345));
+  CHECK(ncclCommRegister(comm, mem, 12345, &handle));
+  CHECK(ncclCommWindowRegister(comm, mem, 12345, &window, 1));
+  CHECK(ncclCommDeregister(comm, handle));
+  EXPECT(ARGUMENT, ncclCommDeregister(comm, handle));
+  CHECK(ncclCommWindowDeregister(comm, window));
+  CHECK(ncclMemFree(mem));
+  EXPECT(ARGUMENT, ncclMemFree(mem));
+  CHECK(ncclMemFree(NULL));
+}
+
+static void init_ranks(ncclComm_t *comm) {
+  ncclUniqueId id;
+  CHECK(ncclGetUniqueId(&id));
+  CHECK(ncclGroupStart());
+  for (int r = 0; r < N; r++) { on(r); CHECK(r % 2 ? pncclCommInitRank(&comm[r], N, id, r) : ncclCommInitRank(&comm[r], N, id, r)); }
+  CHECK(ncclGroupEnd());
+  for (int r = 0; r < N; r++) {
+    int count, device, rank;
+    CHECK(ncclCommCount(comm[r], &count));
+    CHECK(ncclCommCuDevice(comm[r], &device));
+    CHECK(ncclCommUserRank(comm[r], &rank));
+    TRUE(count == N && device == r && rank == r);
+  }
+}
+
+static void wait_ready(ncclComm_t comm) {
+  int state = PROGRESS;
+  struct timespec pause = {0, 1000000};
+  for (int i = 0; i < 60000 && state == PROGRESS; i++) { CHECK(ncclCommGetAsyncError(comm, &state)); nanosleep(&pause, NULL); }
+  TRUE(state == 0);
+}
+
+static void configs(void) {
+  ncclUniqueId id, other;
+  ncclComm_t comm[N];
+  ncclConfig_t config = {sizeof config, 0xcafebeef, 22809, 0, INT32_MIN, INT32_MIN, INT32_MIN, NULL, INT32_MIN, INT32_MIN, NULL,
+                         {INT32_MIN, INT32_MIN, INT32_MIN, INT32_MIN, INT32_MIN, INT32_MIN}};
+  TRUE(sizeof config == 80);
+  CHECK(ncclGetUniqueId(&id));
+  for (int r = 0; r < N; r++) { on(r); EXPECT(PROGRESS, ncclCommInitRankConfig(&comm[r], N, id, r, &config)); }
+  for (int r = 0; r < N; r++) wait_ready(comm[r]);
+  EACH(ncclAllReduce(in[r], out[r], COUNT, INT, 0, comm[r], stream[r]));
+  for (int r = 0; r < N; r++) { fetch(r); CHECK(ncclCommFinalize(comm[r])); }
+  for (int r = 0; r < N; r++) CHECK(ncclCommDestroy(comm[r]));
+  config.blocking = 7;
+  EXPECT(ARGUMENT, ncclCommInitRankConfig(comm, 1, id, 0, &config));
+  config.blocking = 1; config.minCTAs = 4; config.maxCTAs = 2;
+  EXPECT(ARGUMENT, ncclCommInitRankConfig(comm, 1, id, 0, &config));
+  config.magic = 1;
+  EXPECT(ARGUMENT, ncclCommInitRankConfig(comm, 1, id, 0, &config));
+  config.magic = 0xcafebeef; config.size = 24; config.minCTAs = config.maxCTAs = 0;  /* an older one: the rest is not read */
+  CHECK(ncclGetUniqueId(&other));
+  CHECK(ncclCommInitRankConfig(comm, 1, other, 0, &config));
+  CHECK(ncclCommDestroy(comm[0]));
+  memset(&id, 7, sizeof id);
+  EXPECT(ARGUMENT, ncclCommInitRank(comm, 1, id, 0));
+  EXPECT(ARGUMENT, ncclCommInitRank(comm, 2, other, 2));
+}
+
+static void parts(ncclComm_t *comm) {
+  ncclComm_t part[N];
+  int count, rank;
+  CHECK(ncclGroupStart());
+  for (int r = 0; r < N; r++) CHECK(ncclCommSplit(comm[r], r == 3 ? -1 : 0, -r, &part[r], NULL));
+  CHECK(ncclGroupEnd());
+  TRUE(part[3] == NULL);
+  CHECK(ncclCommCount(part[0], &count));
+  CHECK(ncclCommUserRank(part[0], &rank));
+  TRUE(count == 3 && rank == 2);
+  fill(COUNT);
+  CHECK(ncclGroupStart());
+  for (int r = 0; r < 3; r++) CHECK(ncclAllReduce(in[r], out[r], COUNT, INT, 0, part[r], stream[r]));
+  CHECK(ncclGroupEnd());
+  TRUE(fetch(1)[4] == value(0, 4) + value(1, 4) + value(2, 4));
+  int gone = 1;
+  ncclComm_t left[N];
+  CHECK(ncclGroupStart());
+  for (int r = 0; r < N; r++) if (r != gone) CHECK(ncclCommShrink(comm[r], &gone, 1, &left[r], NULL, 0));
+  CHECK(ncclGroupEnd());
+  CHECK(ncclCommCount(left[3], &count));
+  CHECK(ncclCommUserRank(left[3], &rank));
+  TRUE(count == 3 && rank == 2);
+  for (int r = 0; r < N; r++) { if (r != gone) CHECK(ncclCommDestroy(left[r])); if (r < 3) CHECK(ncclCommDestroy(part[r])); }
+}
+
+static void trouble(void) {
+  ncclComm_t comm[N];
+  int state = 0;
+  CHECK(ncclCommInitAll(comm, N, NULL));
+  CHECK(ncclGroupStart());
+  for (int r = 0; r < N; r++) CHECK(ncclAllReduce(in[r], out[r], r == 2 ? 5 : COUNT, INT, 0, comm[r], stream[r]));
+  CHECK(ncclGroupEnd());
+  for (int r = 0; r < N; r++) {
+    fetch(r);  /* the stream goes on */
+    CHECK(ncclCommGetAsyncError(comm[r], &state));
+    EXPECT(USAGE, state);
+    TRUE(strstr(ncclGetLastError(comm[r]), "count 5") && strstr(ncclGetLastError(comm[r]), "count 1001"));
+    TRUE(strlen(ncclGetErrorString(state)) > 0);
+    CHECK(ncclCommAbort(comm[r]));
+  }
+  EXPECT(ARGUMENT, ncclCommCount(comm[0], &state));
+  /* One that never comes: abort ends what waits. */
+  CHECK(ncclCommInitAll(comm, 2, NULL));
+  CHECK(ncclAllReduce(in[0], out[0], COUNT, INT, 0, comm[0], stream[0]));
+  CHECK(ncclCommAbort(comm[0]));
+  fetch(0);
+  CHECK(ncclCommAbort(comm[1]));
+}
+
+int main(void) {
+  ncclComm_t comm[N];
+  int version = 0;
+  CHECK(ncclGetVersion(&version));
+  TRUE(version == 22809);
+  setup();
+  CHECK(ncclCommInitAll(comm, N, NULL));
+  collectives(comm);
+  operations(comm);
+  arguments(comm);
+  memory(comm[0]);
+  parts(comm);
+  for (int r = 0; r < N; r++) CHECK(ncclCommDestroy(comm[r]));
+  init_ranks(comm);
+  collectives(comm);
+  for (int r = 0; r < N; r++) CHECK(ncclCommDestroy(comm[r]));
+  configs();
+  trouble();
+  puts("passed");
+  return 0;
+}

@@ -1,0 +1,145 @@
+// What the kernels ask of the machine: memory operations with a stated order, barriers, time.
+//
+// Every PTX instruction that is not plain C++ stands here, and nowhere else. With BEELINE_HOST the
+// same names come from host.h, so that the very code of the kernels runs on CPU threads in a test.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef signed char i8;
+typedef int i32;
+typedef long long i64;
+
+struct Quad {
+    u32 x, y, z, w;
+};
+
+#ifdef BEELINE_HOST
+#include "host.h"
+#else
+
+#define DEVICE __device__ __forceinline__
+// Rarely run: one copy of the code for all who wait.
+#define OUTLINE static __device__ __noinline__
+#define UNLIKELY(c) __builtin_expect(!!(c), 0)
+
+// One 16-byte access, not cached in L1, not torn below 8 bytes. A packet carries a flag in each half.
+DEVICE void store_packet(u64 at, Quad v) {
+    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(v.x), "r"(v.y), "r"(v.z),
+                 "r"(v.w)
+                 : "memory");
+}
+DEVICE Quad load_packet(u64 at) {
+    Quad v;
+    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(at)
+                 : "memory");
+    return v;
+}
+// 16 bytes of data that another device writes or reads: ordered by flags, never kept in L1.
+DEVICE Quad load_shared16(u64 at) {
+    Quad v;
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(at));
+    return v;
+}
+DEVICE void store_shared16(u64 at, Quad v) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+DEVICE u32 load_flag(u64 at) {
+    u32 v;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
+    return v;
+}
+DEVICE u32 peek(u64 at) {
+    u32 v;
+    asm volatile("ld.volatile.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
+    return v;
+}
+// Everything this block has written (its barrier came before) is seen by whoever sees the flag.
+DEVICE void release_flag(u64 at, u32 v) {
+    asm volatile("fence.acq_rel.sys; st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(v) : "memory");
+}
+// For a word whose sight promises only that what was read before it has been read.
+DEVICE void store_word(u64 at, u32 v) {
+    asm volatile("st.volatile.global.u32 [%0], %1;" ::"l"(at), "r"(v) : "memory");
+}
+DEVICE void store_wide(u64 at, u64 v) {
+    asm volatile("st.volatile.global.u64 [%0], %1;" ::"l"(at), "l"(v) : "memory");
+}
+DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+DEVICE u32 swap_if_zero(u64 at, u32 v) {
+    u32 old;
+    asm volatile("atom.relaxed.sys.global.cas.b32 %0, [%1], 0, %2;" : "=r"(old) : "l"(at), "r"(v) : "memory");
+    return old;
+}
+DEVICE u64 now_ns() {
+    u64 t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    return t;
+}
+// Barrier `id` of the `threads` that come to it (whole warps).
+DEVICE void barrier(u32 id, u32 threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+DEVICE void warp_barrier() { __syncwarp(); }
+DEVICE u32 thread_index() { return threadIdx.x; }
+DEVICE u32 block_threads() { return blockDim.x; }
+DEVICE u32 block_index() { return blockIdx.x; }
+DEVICE void relax() {}
+
+// Memory of the caller's, through the ordinary caches.
+template <class W>
+DEVICE W load(u64 at) {
+    return *reinterpret_cast<const W *>(at);
+}
+template <class W>
+DEVICE void store(u64 at, W v) {
+    *reinterpret_cast<W *>(at) = v;
+}
+template <>
+DEVICE Quad load<Quad>(u64 at) {
+    uint4 v = *reinterpret_cast<const uint4 *>(at);
+    return Quad{v.x, v.y, v.z, v.w};
+}
+template <>
+DEVICE void store<Quad>(u64 at, Quad v) {
+    *reinterpret_cast<uint4 *>(at) = make_uint4(v.x, v.y, v.z, v.w);
+}
+
+DEVICE float bits_f32(u32 v) { return __uint_as_float(v); }
+DEVICE u32 f32_bits(float v) { return __float_as_uint(v); }
+DEVICE double bits_f64(u64 v) { return __longlong_as_double((long long)v); }
+DEVICE u64 f64_bits(double v) { return (u64)__double_as_longlong(v); }
+DEVICE float f16_f32(u16 v) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(v));
+    return f;
+}
+DEVICE u16 f32_f16(float f) {
+    u16 v;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(v) : "f"(f));
+    return v;
+}
+DEVICE u16 f32_bf16(float f) {
+    u16 v;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(v) : "f"(f));
+    return v;
+}
+DEVICE float min_of(float a, float b) { return fminf(a, b); }
+DEVICE float max_of(float a, float b) { return fmaxf(a, b); }
+DEVICE double min_of(double a, double b) { return fmin(a, b); }
+DEVICE double max_of(double a, double b) { return fmax(a, b); }
+// No contraction of a product and a sum: the same bits whatever the compiler thinks.
+DEVICE float times(float a, float b) { return __fmul_rn(a, b); }
+DEVICE float plus(float a, float b) { return __fadd_rn(a, b); }
+DEVICE float over(float a, float b) { return __fdiv_rn(a, b); }
+DEVICE double times(double a, double b) { return __dmul_rn(a, b); }
+DEVICE double plus(double a, double b) { return __dadd_rn(a, b); }
+DEVICE double over(double a, double b) { return __ddiv_rn(a, b); }
+#endif

@@ -1,0 +1,90 @@
+// Layout of a rank's window (device memory that every other rank of the host can address) and of the
+// arguments of the kernels. crates/beeline-sys/src/cuda/collective.rs has the same in Rust.
+#pragma once
+#include "device.cuh"
+
+constexpr u32 RANKS_MAX = 16;
+constexpr u32 LL_BLOCKS_MAX = 128; // blocks of a low-latency kernel
+constexpr u32 LL_SPAN_MAX = 8192;  // bytes of data that one of them carries to one peer
+constexpr u32 LL_SLOTS = 2;        // messages of one pair under way
+constexpr u32 LL_REGION = 2 * LL_SPAN_MAX;
+#ifndef BEELINE_PUSH_BLOCKS
+#define BEELINE_PUSH_BLOCKS 128
+#endif
+constexpr u32 PUSH_BLOCKS = BEELINE_PUSH_BLOCKS;
+constexpr u32 PUSH_SLOTS = 4; // chunks of one pair and block under way
+constexpr u32 HEADERS = 8; // headers of one pair that are kept
+
+// Counters of one block and one peer in the window of the rank that they are about.
+// LL counts messages, push chunks. They live in device memory, so a graph that is replayed goes on where it was.
+struct Counters {
+    u32 sent, received; // by this rank
+    u32 consumed;       // written by the peer: what it has read of ours
+    u32 unused;
+};
+
+// Offsets in a window.
+constexpr u64 AT_FAILED = 0;                                                            // u32
+constexpr u64 AT_POISON = 64;                                                           // u32: 1 + the rank that failed
+constexpr u64 AT_CALLS = 128;                                                           // Counters [peer]: headers
+constexpr u64 AT_HEADERS = 1024;                                                        // packets [peer][HEADERS][2]
+constexpr u64 AT_LL_COUNTERS = AT_HEADERS + (u64)RANKS_MAX * HEADERS * 32;              // [block][peer]
+constexpr u64 AT_PUSH_COUNTERS = AT_LL_COUNTERS + (u64)LL_BLOCKS_MAX * RANKS_MAX * 16;  // [block][peer]
+constexpr u64 AT_PUSH_FLAGS = AT_PUSH_COUNTERS + (u64)PUSH_BLOCKS * RANKS_MAX * 16;      // u32 [block][peer][slot]
+constexpr u64 AT_LL = 131072;                                                           // [source][slot][block] regions
+static_assert(AT_PUSH_FLAGS + (u64)PUSH_BLOCKS * RANKS_MAX * PUSH_SLOTS * 4 <= AT_LL, "counters overlap the packets");
+
+// What a failing kernel writes to host memory; `code` last.
+struct Report {
+    u32 code; // 0 none, then as below
+    u32 peer;
+    u64 mine[2], theirs[2];
+    u64 waited_ns;
+    u32 block, phase;
+};
+enum { MISMATCH = 1, DEADLINE = 2, ABORTED = 3, PEER_FAILED = 4 };
+enum { PHASE_CREDIT = 1, PHASE_DATA = 2, PHASE_HEADER = 3, PHASE_ORDER = 4 };
+
+// What every kernel gets.
+struct Comm {
+    u64 windows[RANKS_MAX]; // of all ranks, as this device addresses them
+    u64 report;             // Report in host memory
+    u64 abort;              // u32 in host memory: not 0 means leave
+    u64 timeout_ns;
+    u64 call; // what this rank is asked to do, as the peers shall find it; a second word stands with each part
+    u64 push_at; // offset of the chunks in every window: [source][block][slot]
+    u32 chunk;   // bytes of one, a power of two of at least 4096
+    u32 rank, ranks;
+    u32 ll_blocks; // of a low-latency kernel at most, a power of two: fewer where there are many ranks
+};
+
+// What a rank sends to one peer and receives from it; itself among them (a local copy).
+struct Part {
+    u64 send, send_bytes, recv, recv_bytes;
+    u64 send_word, recv_word; // second words of the headers: ours to the peer, and what we expect of it
+};
+struct MoveArgs {
+    Comm comm;
+    Part parts[RANKS_MAX];
+};
+struct ReduceArgs {
+    Comm comm;
+    u64 in, out;
+    u64 bytes;  // of one part
+    u64 stride; // from the part that goes to one rank to the next rank's; 0: all get the same
+    u32 send_mask, recv_mask;
+    u64 scalar;
+    u32 multiply; // 0 no factor, 1 `scalar` is one, 2 `scalar` is the address of one
+    u32 divide;   // by what a sum is divided, 0: by nothing
+    u64 word; // second word of every header
+};
+
+// A window has room for every rank but its own.
+DEVICE u32 lane_of(u32 source, u32 dest) { return source > dest ? source - 1 : source; }
+DEVICE u64 at_ll(u32 ll_blocks, u32 source, u32 dest, u32 slot, u32 block) {
+    return AT_LL + (((u64)lane_of(source, dest) * LL_SLOTS + slot) * ll_blocks + block) * LL_REGION;
+}
+// Each block of a low-latency kernel carries 1 << this of `bytes` to a peer: the same on both sides.
+DEVICE u32 ll_shift(const Comm &c, u64 bytes) {
+    return bytes <= (u64)c.ll_blocks << 12 ? 12 : 13;
+}

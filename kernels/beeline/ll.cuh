@@ -1,0 +1,204 @@
+// Low latency: eight bytes of data travel with their flag in one 16-byte store, so that a packet is its own
+// signal. Block b of the sender writes region b of the receiver's slot, and block b of the receiver reads
+// it: blocks never wait for each other.
+#pragma once
+#include "access.cuh"
+#include "types.cuh"
+#include "wait.cuh"
+
+struct LlShared {
+    Counters counters[RANKS_MAX];
+    Expected headers[RANKS_MAX];
+    u32 bad;
+};
+
+DEVICE u64 ll_counters(const Comm &c, u32 peer) {
+    return AT_LL_COUNTERS + ((u64)block_index() * RANKS_MAX + peer) * 16;
+}
+
+// The last warp of a block of packets carries none: that of block 0 deals with headers while the others move
+// data.
+DEVICE u32 ll_workers() { return block_threads() - 32; }
+
+// Reads this block's counters, waits for a free slot at each peer that gets something from this block, and
+// tells the peers what the call is. `sends` is a mask of ranks for this block.
+//
+// What was read in the last call is acknowledged here: a store to a peer at a kernel's end would keep the kernel
+// until it has arrived. Nobody waits for the word longer than until our next call.
+DEVICE bool ll_begin(const Comm &c, LlShared &s, u32 sends, u32 headers_to, u32 headers_from, u64 out, u64 in) {
+    u64 own = c.windows[c.rank];
+    if (thread_index() < 32) {
+        u32 p = thread_index();
+        if (p == 0) s.bad = 0;
+        warp_barrier();
+        if (p < c.ranks && p != c.rank) {
+            Quad q = load_packet(own + ll_counters(c, p));
+            s.counters[p] = Counters{q.x, q.y, q.z, 0};
+            store_word(c.windows[p] + ll_counters(c, c.rank) + 8, q.y);
+            if (sends >> p & 1 && q.x - q.z >= LL_SLOTS &&
+                !wait_reaches(c, own + ll_counters(c, p) + 8, q.x - (LL_SLOTS - 1), p, PHASE_CREDIT, Expected{0, 0}))
+                s.bad = 1;
+        }
+    } else if (thread_index() >= ll_workers()) {
+        u32 p = thread_index() - ll_workers();
+        if (p < c.ranks && p != c.rank) {
+            s.headers[p] = Expected{in, 0};
+            if (block_index() == 0) {
+                Quad calls = load_packet(own + AT_CALLS + p * 16);
+                if (headers_to >> p & 1) send_header(c, p, calls.x + 1, out);
+                if (headers_from >> p & 1) s.headers[p].number = calls.y + 1;
+            }
+        }
+    }
+    barrier(0, block_threads());
+    return s.bad == 0;
+}
+
+// One packet from `source`, waited for.
+DEVICE bool ll_take(const Comm &c, LlShared &s, u64 at, u32 source, u64 *value) {
+    u32 flag = s.counters[source].received + 1;
+    u64 started = 0;
+#pragma unroll 1
+    for (;;) {
+#pragma unroll 1
+        for (u32 spin = 0; spin < SPINS; spin++) {
+            Quad v = load_packet(at);
+            if (v.y == flag && v.w == flag) {
+                *value = (u64)v.x | (u64)v.z << 32;
+                return true;
+            }
+            relax();
+        }
+        started = look_up(c, source, PHASE_DATA, s.headers[source], started);
+        if (UNLIKELY(started == 0)) return false;
+    }
+}
+DEVICE void ll_put(u64 at, u32 flag, u64 v) { store_packet(at, Quad{(u32)v, flag, (u32)(v >> 32), flag}); }
+
+// Where packets from `source` to `dest` lie, in the memory of `dest`.
+DEVICE u64 ll_region(const Comm &c, u32 source, u32 dest, u32 number) {
+    return c.windows[dest] + at_ll(c.ll_blocks, source, dest, number % LL_SLOTS, block_index());
+}
+
+// Counts what was done, for the next call.
+DEVICE void ll_end(const Comm &c, LlShared &s, bool good, u32 sends, u32 takes, u32 headers_from) {
+    if (good && block_index() == 0 && thread_index() >= ll_workers()) {
+        u32 p = thread_index() - ll_workers();
+        if (p < c.ranks && p != c.rank && headers_from >> p & 1) good = check_header(c, p, s.headers[p]);
+    }
+    if (!good) s.bad = 1;
+    barrier(0, block_threads());
+    u32 p = thread_index();
+    if (s.bad || p >= c.ranks || p == c.rank) return;
+    u64 own = c.windows[c.rank] + ll_counters(c, p);
+    if (takes >> p & 1) store_word(own + 4, s.counters[p].received + 1);
+    if (sends >> p & 1) store_word(own, s.counters[p].sent + 1);
+}
+
+// Each rank's part to each other rank; nothing is computed.
+// This block's share of `bytes` to or from one peer.
+DEVICE u64 ll_share(const Comm &c, u64 bytes, u64 *start) {
+    u32 shift = ll_shift(c, bytes);
+    *start = (u64)block_index() << shift;
+    return *start < bytes ? smaller(bytes - *start, 1ull << shift) : 0;
+}
+
+DEVICE void ll_move(const MoveArgs &a, LlShared &s) {
+    const Comm &c = a.comm;
+    u32 sends = 0, takes = 0, to = 0, from = 0;
+    u64 start;
+#pragma unroll 1
+    for (u32 p = 0; p < c.ranks; p++) {
+        if (p == c.rank) continue;
+        sends |= (u32)(ll_share(c, a.parts[p].send_bytes, &start) != 0) << p;
+        takes |= (u32)(ll_share(c, a.parts[p].recv_bytes, &start) != 0) << p;
+        to |= (u32)(a.parts[p].send_bytes != 0) << p;
+        from |= (u32)(a.parts[p].recv_bytes != 0) << p;
+    }
+    u32 header = thread_index() - ll_workers(), workers = ll_workers();
+    bool works = thread_index() < workers;
+    // What goes first is read while the counters are.
+    u32 next = (c.rank + 1) % c.ranks;
+    u64 share = ll_share(c, a.parts[next].send_bytes, &start), ahead = (u64)thread_index() * 8;
+    u64 first = works && ahead < share ? load8(a.parts[next].send + start + ahead, share - ahead) : 0;
+    u64 word_out = !works && header < c.ranks ? a.parts[header].send_word : 0;
+    u64 word_in = !works && header < c.ranks ? a.parts[header].recv_word : 0;
+    bool good = ll_begin(c, s, sends, to, from, word_out, word_in);
+#pragma unroll 1
+    for (u32 step = 1; good && works && step < c.ranks; step++) {
+        u32 p = (c.rank + step) % c.ranks;
+        if (!(sends >> p & 1)) continue;
+        u64 bytes = ll_share(c, a.parts[p].send_bytes, &start), from_at = a.parts[p].send + start;
+        u32 flag = s.counters[p].sent + 1;
+        u64 to_at = ll_region(c, c.rank, p, flag);
+#pragma unroll 1
+        for (u64 i = thread_index(); i * 8 < bytes; i += workers)
+            ll_put(to_at + i * 16, flag, step == 1 && i == thread_index() ? first : load8(from_at + i * 8, bytes - i * 8));
+    }
+    const Part &self = a.parts[c.rank];
+    if (good && works && self.recv != self.send) {
+        u64 bytes = ll_share(c, self.recv_bytes, &start);
+#pragma unroll 1
+        for (u64 i = thread_index(); i * 16 < bytes; i += workers)
+            store16(self.recv + start + i * 16, bytes - i * 16, load16(self.send + start + i * 16, bytes - i * 16));
+    }
+#pragma unroll 1
+    for (u32 step = 1; good && works && step < c.ranks; step++) {
+        u32 p = (c.rank + c.ranks - step) % c.ranks;
+        if (!(takes >> p & 1)) continue;
+        u64 bytes = ll_share(c, a.parts[p].recv_bytes, &start), to_at = a.parts[p].recv + start;
+        u64 from_at = ll_region(c, p, c.rank, s.counters[p].received + 1);
+#pragma unroll 1
+        for (u64 i = thread_index(); good && i * 8 < bytes; i += workers) {
+            u64 v;
+            good = ll_take(c, s, from_at + i * 16, p, &v);
+            if (good) store8(to_at + i * 8, bytes - i * 8, v);
+        }
+    }
+    ll_end(c, s, good, sends, takes, from);
+}
+
+// Each rank's part to each rank of `send_mask`; parts of `recv_mask` and the own one are reduced in the
+// order of ranks.
+template <class T, int OP>
+DEVICE void ll_reduce(const ReduceArgs &a, LlShared &s) {
+    const Comm &c = a.comm;
+    u64 start, bytes = ll_share(c, a.bytes, &start);
+    Weigh w = weigh<T>(a);
+    bool reduces = a.recv_mask != 0 || c.ranks == 1;
+    u32 workers = ll_workers(), next = (c.rank + 1) % c.ranks;
+    bool works = thread_index() < workers;
+    // What goes first is read while the counters are.
+    u64 ahead = (u64)thread_index() * 8;
+    u64 first = works && ahead < bytes ? load8(a.in + next * a.stride + start + ahead, bytes - ahead) : 0;
+    bool good = ll_begin(c, s, a.send_mask, a.send_mask, a.recv_mask, a.word, a.word);
+#pragma unroll 1
+    for (u32 step = 1; good && works && step < c.ranks; step++) {
+        u32 p = (c.rank + step) % c.ranks;
+        if (!(a.send_mask >> p & 1)) continue;
+        u64 from_at = a.in + p * a.stride + start;
+        u32 flag = s.counters[p].sent + 1;
+        u64 to_at = ll_region(c, c.rank, p, flag);
+#pragma unroll 1
+        for (u64 i = thread_index(); i * 8 < bytes; i += workers)
+            ll_put(to_at + i * 16, flag, step == 1 && i == thread_index() ? first : load8(from_at + i * 8, bytes - i * 8));
+    }
+    u64 own = a.in + c.rank * a.stride + start;
+#pragma unroll 1
+    for (u64 i = thread_index(); good && works && reduces && i * 8 < bytes; i += workers) {
+        Unit<T, OP> unit;
+        u64 mine = load8(own + i * 8, bytes - i * 8);
+#pragma unroll 1
+        for (u32 p = 0; good && p < c.ranks; p++) {
+            u64 v = mine;
+            if (p != c.rank)
+                good = ll_take(c, s, ll_region(c, p, c.rank, s.counters[p].received + 1) + i * 16, p, &v);
+            if (p == 0)
+                unit.first(v, w);
+            else
+                unit.next(v, w);
+        }
+        if (good) store8(a.out + start + i * 8, bytes - i * 8, unit.result(w));
+    }
+    ll_end(c, s, good, a.send_mask, a.recv_mask, a.recv_mask);
+}

@@ -1,0 +1,334 @@
+// Throughput: half of a block's threads store chunks into the peers' windows, the other half takes what
+// the peers have stored there. A chunk is behind a flag, a flag behind a fence; a ring of slots per pair
+// and block bounds what is under way. Block b deals with block b of every peer only.
+#pragma once
+#include "access.cuh"
+#include "types.cuh"
+#include "wait.cuh"
+
+// The sending half works in groups that take turns: while one waits at its fence, the other fills the link.
+#ifndef BEELINE_GROUPS
+#define BEELINE_GROUPS 2
+#endif
+constexpr u32 GROUPS = BEELINE_GROUPS;
+
+struct PushShared {
+    Counters counters[RANKS_MAX];
+    Expected headers[RANKS_MAX];
+    // A half that must give up says so before a barrier of its own, and every thread of it looks after that
+    // barrier: they leave together.
+    u32 senders_bad[GROUPS], takers_bad;
+    u32 chunks_sent[GROUPS]; // of this call: one more than the last chunk of each group
+};
+
+#ifndef BEELINE_CHUNK_MIN
+#define BEELINE_CHUNK_MIN 8192
+#endif
+constexpr u32 CHUNK_MIN = BEELINE_CHUNK_MIN;
+constexpr u32 TAKERS = 1, SENDERS = 2; // ids of barriers; each group of senders has one of its own
+
+DEVICE u64 push_counters(u32 peer) { return AT_PUSH_COUNTERS + ((u64)block_index() * RANKS_MAX + peer) * 16; }
+DEVICE u64 push_flag(const Comm &c, u32 source, u32 dest, u32 number) {
+    u64 flags = ((u64)block_index() * RANKS_MAX + source) * PUSH_SLOTS;
+    return c.windows[dest] + AT_PUSH_FLAGS + (flags + number % PUSH_SLOTS) * 4;
+}
+DEVICE u64 push_slot(const Comm &c, u32 source, u32 dest, u32 number) {
+    u64 slot = ((u64)lane_of(source, dest) * PUSH_BLOCKS + block_index()) * PUSH_SLOTS + number % PUSH_SLOTS;
+    return c.windows[dest] + c.push_at + slot * c.chunk;
+}
+// What one block carries of `bytes`: whole 16 bytes, the same on both sides.
+DEVICE u64 push_span(u64 bytes) { return ((bytes + PUSH_BLOCKS - 1) / PUSH_BLOCKS + 15) & ~15ull; }
+// The bytes of this block's part, and where it starts.
+DEVICE u64 push_share(u64 bytes, u64 *start) {
+    u64 span = push_span(bytes);
+    *start = span * block_index();
+    return *start < bytes ? smaller(bytes - *start, span) : 0;
+}
+
+DEVICE void push_begin(const Comm &c, PushShared &s, u32 headers_to, u32 headers_from, u64 out, u64 in) {
+    u32 p = thread_index(), first = block_index() == 0;
+    if (p == 0) s.takers_bad = 0;
+    if (p < GROUPS) s.senders_bad[p] = s.chunks_sent[p] = 0;
+    if (p < c.ranks && p != c.rank) {
+        u64 own = c.windows[c.rank];
+        Quad calls = load_packet(own + AT_CALLS + p * 16), q = load_packet(own + push_counters(p));
+        s.counters[p] = Counters{q.x, q.y, q.z, q.w};
+        s.headers[p] = Expected{in, first && headers_from >> p & 1 ? calls.y + 1 : 0};
+        if (first && headers_to >> p & 1) send_header(c, p, calls.x + 1, out);
+    }
+    barrier(0, block_threads());
+}
+
+DEVICE void set(u32 &word, u32 value) { *(volatile u32 *)&word = value; }
+DEVICE u32 read(const u32 &word) { return *(const volatile u32 *)&word; }
+
+// Copies a chunk by `threads` threads, of which this is `t`. `SHARED_TO`: into another device's window.
+template <bool SHARED_TO>
+DEVICE void copy_chunk(u64 to, u64 from, u64 bytes, u32 t, u32 threads) {
+    u64 whole = bytes / 16, i = t;
+    bool aligned = SHARED_TO ? from % 16 == 0 : to % 16 == 0;
+    if (aligned) {
+#pragma unroll 1
+        for (; i + 3 * (u64)threads < whole; i += 4 * (u64)threads) {
+            Quad v[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                v[k] = SHARED_TO ? load<Quad>(from + (i + k * threads) * 16) : load_shared16(from + (i + k * threads) * 16);
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                if (SHARED_TO)
+                    store_shared16(to + (i + k * threads) * 16, v[k]);
+                else
+                    store(to + (i + k * threads) * 16, v[k]);
+            }
+        }
+    }
+#pragma unroll 1
+    for (; i * 16 < bytes; i += threads) {
+        u64 left = bytes - i * 16;
+        if (SHARED_TO)
+            store_shared16(to + i * 16, load16(from + i * 16, left));
+        else
+            store16(to + i * 16, left, load_shared16(from + i * 16));
+    }
+}
+
+// The caller's memory to the caller's memory.
+DEVICE void copy_own(u64 to, u64 from, u64 bytes, u32 t, u32 threads) {
+    u64 i = t, whole = bytes / 16;
+    if (to % 16 == 0 && from % 16 == 0) {
+#pragma unroll 1
+        for (; i + 3 * (u64)threads < whole; i += 4 * (u64)threads) {
+            Quad v[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) v[k] = load<Quad>(from + (i + k * threads) * 16);
+#pragma unroll
+            for (int k = 0; k < 4; k++) store(to + (i + k * threads) * 16, v[k]);
+        }
+    }
+#pragma unroll 1
+    for (; i * 16 < bytes; i += threads) store16(to + i * 16, bytes - i * 16, load16(from + i * 16, bytes - i * 16));
+}
+
+// How a part is cut: into chunks that are smaller where there would be few, so that sending and taking overlap.
+// The same on both sides.
+DEVICE u32 chunk_of(const Comm &c, u64 bytes) {
+    u32 chunk = c.chunk;
+    u64 span = push_span(bytes);
+    while (chunk > CHUNK_MIN && span < 4ull * chunk) chunk /= 2;
+    return chunk;
+}
+DEVICE u32 chunks_of(u64 share, u32 chunk) { return (u32)((share + chunk - 1) / chunk); }
+
+// One chunk of `bytes` at `from` to `peer`, by one group together, of which this is thread `t`. False: give up.
+DEVICE bool push_chunk(const Comm &c, PushShared &s, u32 peer, u64 from, u64 bytes, u32 index, u32 group, u32 t, u32 threads) {
+    u64 own = c.windows[c.rank] + push_counters(peer);
+    u32 number = s.counters[peer].sent + index;
+    if (t == 0 && !wait_reaches(c, own + 8, number + 1 - PUSH_SLOTS, peer, PHASE_CREDIT, s.headers[peer]))
+        set(s.senders_bad[group], 1);
+    barrier(SENDERS + group, threads);
+    if (read(s.senders_bad[group])) return false;
+    copy_chunk<true>(push_slot(c, c.rank, peer, number), from, bytes, t, threads);
+    barrier(SENDERS + group, threads);
+    if (t == 0) release_flag(push_flag(c, c.rank, peer, number), number + 1);
+    return true;
+}
+
+// Waits for chunk `index` of `peer`; one thread.
+DEVICE void await_chunk(const Comm &c, PushShared &s, u32 peer, u32 index) {
+    u32 number = s.counters[peer].received + index;
+    if (!wait_reaches(c, push_flag(c, peer, c.rank, number), number + 1, peer, PHASE_DATA, s.headers[peer]))
+        set(s.takers_bad, 1);
+}
+DEVICE void release_chunk(const Comm &c, PushShared &s, u32 peer, u32 index) {
+    store_word(c.windows[peer] + push_counters(c.rank) + 8, s.counters[peer].received + index + 1);
+}
+DEVICE bool anybody_bad(PushShared &s) {
+    bool bad = read(s.takers_bad) != 0;
+#pragma unroll
+    for (u32 g = 0; g < GROUPS; g++) bad |= read(s.senders_bad[g]) != 0;
+    return bad;
+}
+
+// After both halves: counters go to memory for the next call, and block 0 compares the calls.
+DEVICE void push_end(const Comm &c, PushShared &s, u32 peer, u32 sent, u32 received, bool header) {
+    u64 own = c.windows[c.rank] + push_counters(peer);
+    if (sent) store_word(own, s.counters[peer].sent + sent);
+    if (received) store_word(own + 4, s.counters[peer].received + received);
+    if (header && block_index() == 0) check_header(c, peer, s.headers[peer]);
+}
+
+DEVICE void push_move(const MoveArgs &a, PushShared &s) {
+    const Comm &c = a.comm;
+    u32 to = 0, from = 0, rounds_out = 0, rounds_in = 0;
+    u64 start;
+#pragma unroll 1
+    for (u32 p = 0; p < c.ranks; p++) {
+        if (p == c.rank) continue;
+        const Part &part = a.parts[p];
+        to |= (u32)(part.send_bytes != 0) << p;
+        from |= (u32)(part.recv_bytes != 0) << p;
+        u32 out = chunks_of(push_share(part.send_bytes, &start), chunk_of(c, part.send_bytes));
+        u32 in = chunks_of(push_share(part.recv_bytes, &start), chunk_of(c, part.recv_bytes));
+        rounds_out = out > rounds_out ? out : rounds_out;
+        rounds_in = in > rounds_in ? in : rounds_in;
+    }
+    const Part &self = a.parts[c.rank];
+    u64 own_start, own_share = self.recv != self.send ? push_share(self.recv_bytes, &own_start) : 0;
+    u32 own_rounds = chunks_of(own_share, c.chunk);
+    push_begin(c, s, to, from, word_to(a), word_from(a));
+    u32 half = block_threads() / 2, t = thread_index() % half;
+    if (thread_index() < half) {
+        u32 threads = half / GROUPS, group = t / threads;
+        t %= threads;
+        bool good = true;
+#pragma unroll 1
+        for (u32 i = group; good && i < rounds_out; i += GROUPS)
+#pragma unroll 1
+            for (u32 step = 1; good && step < c.ranks; step++) {
+                u32 p = (c.rank + step) % c.ranks, chunk = chunk_of(c, a.parts[p].send_bytes);
+                u64 share = push_share(a.parts[p].send_bytes, &start), offset = (u64)i * chunk;
+                if (offset < share)
+                    good = push_chunk(c, s, p, a.parts[p].send + start + offset, smaller(share - offset, chunk), i, group, t, threads);
+            }
+    } else {
+        bool good = true;
+        u32 rounds = own_rounds > rounds_in ? own_rounds : rounds_in;
+#pragma unroll 1
+        for (u32 i = 0; good && i < rounds; i++) {
+            // The own part goes along, a chunk at a time: while it is copied, the peers' chunks arrive.
+            u64 at = (u64)i * c.chunk;
+            if (at < own_share) {
+                u64 end = smaller(own_share - at, c.chunk);
+                copy_own(self.recv + own_start + at, self.send + own_start + at, end, t, half);
+            }
+#pragma unroll 1
+            for (u32 step = 1; good && step < c.ranks; step++) {
+                u32 p = (c.rank + c.ranks - step) % c.ranks, chunk = chunk_of(c, a.parts[p].recv_bytes);
+                u64 share = push_share(a.parts[p].recv_bytes, &start), offset = (u64)i * chunk;
+                if (offset >= share) continue;
+                if (t == 0) await_chunk(c, s, p, i);
+                barrier(TAKERS, half);
+                good = !read(s.takers_bad);
+                if (!good) break;
+                copy_chunk<false>(a.parts[p].recv + start + offset, push_slot(c, p, c.rank, s.counters[p].received + i),
+                                  smaller(share - offset, chunk), t, half);
+                barrier(TAKERS, half);
+                if (t == 0) release_chunk(c, s, p, i);
+            }
+        }
+    }
+    barrier(0, block_threads());
+    u32 p = thread_index();
+    if (anybody_bad(s) || p >= c.ranks || p == c.rank) return;
+    const Part &part = a.parts[p];
+    push_end(c, s, p, chunks_of(push_share(part.send_bytes, &start), chunk_of(c, part.send_bytes)),
+             chunks_of(push_share(part.recv_bytes, &start), chunk_of(c, part.recv_bytes)), from >> p & 1);
+}
+
+// Reduces `bytes` at the same place of every rank's chunk, in the order of ranks.
+template <class T, int OP>
+DEVICE void reduce_chunk(const ReduceArgs &a, PushShared &s, u64 own, u64 out, u32 chunk, u64 bytes, u32 t, u32 half) {
+    constexpr int AT_ONCE = sizeof(typename T::Bits) == 1 ? 1 : 2;
+    const Comm &c = a.comm;
+    Weigh w = weigh<T>(a);
+    u64 i = t;
+    if (own % 16 == 0 && out % 16 == 0) {
+#pragma unroll 1
+        for (; (i + (AT_ONCE - 1) * (u64)half) * 16 + 16 <= bytes; i += AT_ONCE * (u64)half) {
+            Unit<T, OP> lo[AT_ONCE], hi[AT_ONCE];
+#pragma unroll 1
+            for (u32 p = 0; p < c.ranks; p++) {
+                u64 slot = push_slot(c, p, c.rank, p == c.rank ? 0 : s.counters[p].received + chunk);
+                Quad v[AT_ONCE];
+#pragma unroll
+                for (int k = 0; k < AT_ONCE; k++)
+                    v[k] = p == c.rank ? load<Quad>(own + (i + k * half) * 16) : load_shared16(slot + (i + k * half) * 16);
+#pragma unroll
+                for (int k = 0; k < AT_ONCE; k++) {
+                    if (p == 0) {
+                        lo[k].first(low(v[k]), w);
+                        hi[k].first(high(v[k]), w);
+                    } else {
+                        lo[k].next(low(v[k]), w);
+                        hi[k].next(high(v[k]), w);
+                    }
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) {
+                u64 x = lo[k].result(w), y = hi[k].result(w);
+                store(out + (i + k * half) * 16, Quad{(u32)x, (u32)(x >> 32), (u32)y, (u32)(y >> 32)});
+            }
+        }
+    }
+    // What is left, and what is not aligned: eight bytes at a time.
+#pragma unroll 1
+    for (u64 j = 2 * i; j * 8 < bytes;) {
+        u64 left = bytes - j * 8;
+        Unit<T, OP> unit;
+#pragma unroll 1
+        for (u32 p = 0; p < c.ranks; p++) {
+            u64 v;
+            if (p == c.rank) {
+                v = load8(own + j * 8, left);
+            } else {
+                Quad q = load_shared16(push_slot(c, p, c.rank, s.counters[p].received + chunk) + j / 2 * 16);
+                v = j & 1 ? high(q) : low(q);
+            }
+            if (p == 0)
+                unit.first(v, w);
+            else
+                unit.next(v, w);
+        }
+        store8(out + j * 8, left, unit.result(w));
+        j = j & 1 ? j - 1 + 2 * (u64)half : j + 1;
+    }
+}
+
+template <class T, int OP>
+DEVICE void push_reduce(const ReduceArgs &a, PushShared &s) {
+    const Comm &c = a.comm;
+    u64 start, share = push_share(a.bytes, &start);
+    u32 chunk = chunk_of(c, a.bytes), rounds = chunks_of(share, chunk);
+    push_begin(c, s, a.send_mask, a.recv_mask, a.word, a.word);
+    u32 half = block_threads() / 2, t = thread_index() % half;
+    if (thread_index() < half) {
+        u32 threads = half / GROUPS, group = t / threads;
+        t %= threads;
+        bool good = true;
+#pragma unroll 1
+        for (u32 i = group; good && i < rounds; i += GROUPS) {
+            u64 offset = (u64)i * chunk;
+#pragma unroll 1
+            for (u32 step = 1; good && step < c.ranks; step++) {
+                u32 p = (c.rank + step) % c.ranks;
+                if (a.send_mask >> p & 1)
+                    good = push_chunk(c, s, p, a.in + p * a.stride + start + offset, smaller(share - offset, chunk), i, group, t, threads);
+            }
+            // The whole group has read the chunk (the barrier of the last peer): an operation in place may
+            // overwrite it.
+            if (t == 0) set(s.chunks_sent[group], i + 1);
+        }
+    } else if (a.recv_mask || c.ranks == 1) {
+#pragma unroll 1
+        for (u32 i = 0; i < rounds; i++) {
+            u64 offset = (u64)i * chunk;
+            if (t < c.ranks && t != c.rank) await_chunk(c, s, t, i);
+            if (t == 0 && a.send_mask) {
+                while (read(s.chunks_sent[i % GROUPS]) <= i && !read(s.senders_bad[i % GROUPS])) relax();
+                if (read(s.senders_bad[i % GROUPS])) set(s.takers_bad, 1);
+            }
+            barrier(TAKERS, half);
+            if (read(s.takers_bad)) break;
+            reduce_chunk<T, OP>(a, s, a.in + c.rank * a.stride + start + offset, a.out + start + offset, i,
+                                smaller(share - offset, chunk), t, half);
+            barrier(TAKERS, half);
+            if (t < c.ranks && t != c.rank) release_chunk(c, s, t, i);
+        }
+    }
+    barrier(0, block_threads());
+    u32 p = thread_index();
+    if (anybody_bad(s) || p >= c.ranks || p == c.rank) return;
+    push_end(c, s, p, a.send_mask >> p & 1 ? rounds : 0, a.recv_mask >> p & 1 ? rounds : 0, a.recv_mask >> p & 1);
+}

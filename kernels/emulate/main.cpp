@@ -1,0 +1,247 @@
+// Runs the kernels on CPU threads, several ranks at once, without a word between calls, and compares with a
+// plain loop. Built by `cargo xtask kernels --check` where a C++ compiler is found.
+#define BEELINE_HOST
+#define BEELINE_PUSH_BLOCKS 2
+#define BEELINE_CHUNK_MIN 512
+#define SPINS 64
+#include "../beeline/ll.cuh"
+#include "../beeline/push.cuh"
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <vector>
+
+static const u32 CHUNK = 4096, THREADS = 128, BLOCKS = 2;
+static int failures = 0;
+#define CHECK(what, ...)                 \
+    do {                                 \
+        if (!(what)) {                   \
+            failures++;                  \
+            printf("WRONG " __VA_ARGS__); \
+            printf("\n");                \
+        }                                \
+    } while (0)
+
+struct World {
+    u32 n;
+    std::vector<u8 *> windows;
+    std::vector<Report *> reports;
+    std::vector<u32 *> aborts;
+    u64 push_at;
+    explicit World(u32 n) : n(n) {
+        push_at = AT_LL + (u64)(n - 1) * LL_SLOTS * LL_BLOCKS_MAX * LL_REGION;
+        u64 bytes = push_at + (u64)(n - 1) * PUSH_BLOCKS * PUSH_SLOTS * CHUNK;
+        for (u32 r = 0; r < n; r++) {
+            windows.push_back((u8 *)aligned_alloc(4096, bytes));
+            memset(windows[r], 0, bytes);
+            reports.push_back((Report *)calloc(1, sizeof(Report)));
+            aborts.push_back((u32 *)calloc(1, 64));
+        }
+    }
+    ~World() {
+        for (u32 r = 0; r < n; r++) free(windows[r]), free(reports[r]), free(aborts[r]);
+    }
+    Comm comm(u32 rank, u64 call, u64 timeout_ms) {
+        Comm c = {};
+        for (u32 r = 0; r < n; r++) c.windows[r] = (u64)windows[r];
+        c.report = (u64)reports[rank], c.abort = (u64)aborts[rank], c.timeout_ns = timeout_ms * 1000000;
+        c.call = call, c.push_at = push_at, c.chunk = CHUNK, c.rank = rank, c.ranks = n;
+        c.ll_blocks = LL_BLOCKS_MAX;
+        return c;
+    }
+};
+
+template <class S, class F>
+static void launch(u32 blocks, F kernel) {
+    for (u32 b = 0; b < blocks; b++) { // in order, as blocks of one device that can hold a single one
+        HostBlock block;
+        S shared;
+        memset((void *)&shared, 0x5a, sizeof shared);
+        std::vector<std::thread> threads;
+        for (u32 t = 0; t < THREADS; t++)
+            threads.emplace_back([&, t] {
+                host_thread = t, host_threads = THREADS, host_block_index = b, host_block = &block;
+                kernel(shared);
+            });
+        for (auto &t : threads) t.join();
+    }
+}
+static void everywhere(u32 n, std::function<void(u32)> f) {
+    std::vector<std::thread> ranks;
+    for (u32 r = 0; r < n; r++) ranks.emplace_back([&, r] { f(r); });
+    for (auto &t : ranks) t.join();
+}
+
+template <class T>
+static double value(typename T::Bits b) { return (double)T::decode(b); }
+template <class T>
+static typename T::Bits of(double v) { return T::encode((typename T::Acc)v); }
+
+enum Kind { ALL_REDUCE, REDUCE_SCATTER, REDUCE };
+
+template <class T, int OP>
+static void reduces(const char *name, u32 n, bool push, Kind kind, u64 count, u32 shift, bool in_place, Weigh w) {
+    typedef typename T::Bits B;
+    World world(n);
+    const int CALLS = 5;
+    u64 parts = kind == REDUCE_SCATTER ? n : 1;
+    everywhere(n, [&](u32 rank) {
+        for (int call = 0; call < CALLS; call++) {
+            u64 more = call % 2 ? count : (count + 1) / 2; // sizes change from call to call
+            std::vector<B> in_mem(more * parts + 64), out_mem(more + 64);
+            B *in = in_mem.data() + shift, *out = in_place ? in + (kind == REDUCE_SCATTER ? rank * more : 0) : out_mem.data() + 2 * shift;
+            auto input = [&](u32 r, u64 i) { return of<T>((double)((i * 7 + r * 3 + call) % 5) + (OP == PROD ? 1 : 0)); };
+            for (u64 i = 0; i < more * parts; i++) in[i] = input(rank, i);
+            ReduceArgs a = {};
+            a.comm = world.comm(rank, 0x100 + kind, 8000);
+            a.word = more;
+            a.in = (u64)in, a.out = (u64)out, a.bytes = more * sizeof(B), a.stride = kind == REDUCE_SCATTER ? a.bytes : 0;
+            u32 all = ((1u << n) - 1) & ~(1u << rank), root = 1;
+            a.send_mask = kind == REDUCE ? (rank == root ? 0 : 1u << root) : all;
+            a.recv_mask = kind == REDUCE ? (rank == root ? all : 0) : all;
+            a.scalar = w.scalar, a.multiply = w.multiply, a.divide = w.divide;
+            if (push)
+                launch<PushShared>(BLOCKS, [&](PushShared &s) { push_reduce<T, OP>(a, s); });
+            else
+                launch<LlShared>((u32)((a.bytes + 4095) / 4096), [&](LlShared &s) { ll_reduce<T, OP>(a, s); });
+            CHECK(world.reports[rank]->code == 0, "%s rank %u call %d: code %u phase %u peer %u", name, rank, call, world.reports[rank]->code, world.reports[rank]->phase, world.reports[rank]->peer);
+            if (world.reports[rank]->code) return;
+            if (a.recv_mask)
+                for (u64 i = 0; i < more; i++) {
+                    u64 at = kind == REDUCE_SCATTER ? rank * more + i : i;
+                    double want = 0;
+                    for (u32 r = 0; r < n; r++) {
+                        double v = value<T>(input(r, at));
+                        if (w.multiply) v *= value<T>((B)w.scalar);
+                        want = r == 0 ? v : OP == SUM ? want + v : OP == PROD ? want * v : OP == MIN ? (v < want ? v : want) : (v > want ? v : want);
+                    }
+                    if (w.divide) want = sizeof(B) == 4 || std::is_same<typename T::Acc, float>::value || std::is_same<typename T::Acc, double>::value ? want / w.divide : (double)(long long)(want / w.divide);
+                    if (of<T>(want) != out[i]) {
+                        CHECK(false, "%s n %u push %d kind %d count %llu shift %u in place %d rank %u call %d [%llu]: %g, not %g", name, n, push, kind, more, shift, in_place, rank, call, i, value<T>(out[i]), want);
+                        break;
+                    }
+                }
+            for (u64 i = more; i < more + 8 && !in_place; i++) CHECK(out[i] == 0, "%s wrote beyond the end", name);
+        }
+    });
+}
+
+// Every rank sends `bytes` + its own number + the peer's to each peer of a ring or to all.
+// Rank 1 is late for every call where `slow` is set, so that the others run ahead as far as they may.
+static void moves(u32 n, bool push, u64 bytes, u32 shift, bool ring, bool slow = false) {
+    World world(n);
+    auto size = [&](u32 from, u32 to) -> u64 { if (slow) return from == 0 && to == 1 ? bytes : 0; return ring ? ((from + 1) % n == to ? bytes + from : 0) : bytes + from * 3 + to; };
+    everywhere(n, [&](u32 rank) {
+        for (int call = 0; call < 6; call++) {
+            std::vector<std::vector<u8>> out(n), in(n);
+            MoveArgs a = {};
+            a.comm = world.comm(rank, 7, 8000);
+            u64 most = 1;
+            if (slow && rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+            for (u32 p = 0; p < n; p++) {
+                u64 s = size(rank, p), r = size(p, rank);
+                out[p].resize(s + 32), in[p].resize(r + 32, 0xee);
+                for (u64 i = 0; i < s; i++) out[p][shift + i] = (u8)(i * 11 + rank * 5 + p * 3 + call);
+                a.parts[p] = Part{(u64)out[p].data() + shift, s, (u64)in[p].data() + (shift + 5) % 16, r, s, r};
+                most = s > most ? s : most, most = r > most ? r : most;
+            }
+            if (push)
+                launch<PushShared>(BLOCKS, [&](PushShared &s) { push_move(a, s); });
+            else
+                launch<LlShared>((u32)((most + 4095) / 4096), [&](LlShared &s) { ll_move(a, s); });
+            CHECK(world.reports[rank]->code == 0, "move rank %u call %d: code %u phase %u", rank, call, world.reports[rank]->code, world.reports[rank]->phase);
+            if (world.reports[rank]->code) return;
+            for (u32 p = 0; p < n; p++) {
+                u64 r = size(p, rank);
+                for (u64 i = 0; i < r; i++)
+                    if (in[p][(shift + 5) % 16 + i] != (u8)(i * 11 + p * 5 + rank * 3 + call)) {
+                        CHECK(false, "move n %u push %d bytes %llu shift %u ring %d rank %u from %u call %d byte %llu", n, push, bytes, shift, ring, rank, p, call, i);
+                        break;
+                    }
+                CHECK(in[p][(shift + 5) % 16 + r] == 0xee, "move wrote beyond the end");
+            }
+        }
+    });
+}
+
+static void troubles(bool push, int kind) { // 0 another call, 1 never comes, 2 abort, 3 another rank failed
+    World world(2);
+    std::vector<float> x(4096), y(4096);
+    everywhere(2, [&](u32 rank) {
+        if (kind >= 1 && rank == 1) {
+            if (kind == 2) {
+                std::this_thread::sleep_for(std::chrono::milliseconds(30));
+                host_word<u32>((u64)world.aborts[0]).store(1);
+            } else if (kind == 3) {
+                host_word<u32>((u64)world.windows[0] + AT_POISON).store(2);
+            }
+            return;
+        }
+        ReduceArgs a = {};
+        u64 count = kind == 0 && rank == 1 ? 100 : 3000;
+        a.comm = world.comm(rank, 5, kind == 1 ? 50 : 5000);
+        a.word = count;
+        a.in = (u64)x.data(), a.out = (u64)y.data(), a.bytes = count * 4, a.send_mask = a.recv_mask = 2u >> rank;
+        if (push)
+            launch<PushShared>(BLOCKS, [&](PushShared &s) { push_reduce<F32, SUM>(a, s); });
+        else
+            launch<LlShared>((u32)((a.bytes + 4095) / 4096), [&](LlShared &s) { ll_reduce<F32, SUM>(a, s); });
+    });
+    for (u32 r = 0; r < (kind == 0 ? 2u : 1u); r++) {
+        Report &rep = *world.reports[r];
+        bool right = kind == 0 ? rep.code == MISMATCH || rep.code == PEER_FAILED : rep.code == (kind == 1 ? (u32)DEADLINE : kind == 2 ? (u32)ABORTED : (u32)PEER_FAILED);
+        CHECK(right && rep.peer == 1 - r && rep.mine[0] == 5, "trouble %d push %d rank %u: code %u peer %u", kind, push, r, rep.code, rep.peer);
+        if (rep.code == MISMATCH) CHECK(rep.theirs[1] == (r == 0 ? 100 : 3000), "trouble %d: theirs %llu", kind, rep.theirs[1]);
+    }
+}
+
+int main() {
+    for (u32 n : {2u, 3u})
+        for (bool push : {false, true}) {
+            for (bool ring : {false, true})
+                for (u64 bytes : {1ull, 7ull, 64ull, 5000ull, 70001ull})
+                    if (push || bytes < 70000) moves(n, push, bytes, bytes % 3, ring);
+            for (Kind kind : {ALL_REDUCE, REDUCE_SCATTER, REDUCE})
+                for (u64 count : {1ull, 3ull, 1000ull, 20011ull}) {
+                    if (push || count < 20000) {
+                        reduces<F32, SUM>("f32 sum", n, push, kind, count, 0, false, Weigh{});
+                        reduces<F32, SUM>("f32 sum", n, push, kind, count, 1, true, Weigh{});
+                        reduces<E4M3, SUM>("e4m3 sum", n, push, kind, count, 3, kind != REDUCE, Weigh{});
+                    }
+                }
+            reduces<BF16, SUM>("bf16 avg", n, push, ALL_REDUCE, 501, 0, false, Weigh{0, 0, n});
+            reduces<F16, SUM>("f16 pre-mul", n, push, ALL_REDUCE, 501, 1, true, Weigh{0x3800, 1, 0});
+            reduces<F64, PROD>("f64 prod", n, push, ALL_REDUCE, 501, 0, true, Weigh{});
+            reduces<I8, MIN>("i8 min", n, push, ALL_REDUCE, 501, 5, true, Weigh{});
+            reduces<U64, MAX>("u64 max", n, push, ALL_REDUCE, 501, 0, true, Weigh{});
+            reduces<E5M2, PROD>("e5m2 prod", n, push, ALL_REDUCE, 501, 1, true, Weigh{});
+            reduces<I32, SUM>("i32 sum", n, push, ALL_REDUCE, 501, 1, true, Weigh{});
+        }
+    for (bool push : {false, true})
+        for (int kind : {0, 1, 2, 3}) troubles(push, kind);
+    host_fault = 1; // packets torn for long
+    for (bool push : {false, true}) {
+        moves(2, push, 3000, 0, false, true);
+        moves(2, push, 9000, 0, false, true);
+        reduces<F32, SUM>("torn", 2, push, ALL_REDUCE, 1000, 0, true, Weigh{});
+    }
+    host_fault = 0;
+    // FP8 against the definition, every pair of neighbours and their middle.
+    for (int v = 0; v < 256; v++) {
+        CHECK(E4M3::decode((u8)v) != E4M3::decode((u8)v) || E4M3::encode(E4M3::decode((u8)v)) == v, "e4m3 %d", v);
+        if ((v & 0x7f) != 0x7c) CHECK(E5M2::decode((u8)v) != E5M2::decode((u8)v) || E5M2::encode(E5M2::decode((u8)v)) == v, "e5m2 %d", v);
+        if ((v & 0x7f) < 0x7e) {
+            float a = E4M3::decode((u8)v), b = E4M3::decode((u8)(v + 1));
+            u8 even = v & 1 ? (u8)(v + 1) : (u8)v;
+            CHECK(E4M3::encode((a + b) / 2) == even, "e4m3 middle of %d", v);
+        }
+        if ((v & 0x7f) < 0x7b) {
+            float a = E5M2::decode((u8)v), b = E5M2::decode((u8)(v + 1));
+            CHECK(E5M2::encode((a + b) / 2) == (v & 1 ? (u8)(v + 1) : (u8)v), "e5m2 middle of %d", v);
+        }
+    }
+    CHECK(E4M3::decode(0x7e) == 448 && E5M2::decode(0x7b) == 57344 && E4M3::decode(1) == 0.001953125f, "fp8 values");
+    CHECK(E4M3::encode(1e9f) == 0x7e && E5M2::encode(-1e9f) == 0xfb, "fp8 saturates");
+    printf("%d wrong\n", failures);
+    return failures != 0;
+}

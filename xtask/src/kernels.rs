@@ -1,0 +1,119 @@
+//! The PTX of the kernels, and their protocols on CPU threads.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use beeline_sys::nvrtc::Nvrtc;
+
+use crate::{Outcome, output, run as run_command};
+
+/// The compiler whose output is committed: PTX ISA 8.2, which every driver since CUDA 12.2 takes.
+const VERSION: (i32, i32) = (12, 2);
+
+/// Types, and the architecture that their kernels need.
+const TYPES: &[(&str, &str)] = &[
+    ("I8", "compute_80"),
+    ("U8", "compute_80"),
+    ("I32", "compute_80"),
+    ("U32", "compute_80"),
+    ("I64", "compute_80"),
+    ("U64", "compute_80"),
+    ("F16", "compute_80"),
+    ("BF16", "compute_80"),
+    ("F32", "compute_80"),
+    ("F64", "compute_80"),
+    // Their conversions are instructions of compute capability 9.0.
+    ("E4M3", "compute_90"),
+    ("E5M2", "compute_90"),
+];
+const OPERATORS: &[&str] = &["SUM", "PROD", "MIN", "MAX"];
+
+/// `cargo xtask kernels [--check]`: writes `kernels/ptx`, or compares it and runs the protocols on CPU threads.
+///
+/// `BEELINE_NVRTC` names the compiler's library (`libnvrtc.so.12` of CUDA 12.2); without it the loader's path
+/// is asked.
+pub(crate) fn run(args: &[String]) -> Outcome {
+    let check = args.iter().any(|arg| arg == "--check");
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../kernels");
+    if check {
+        emulate(&folder)?;
+    }
+    let library = std::env::var_os("BEELINE_NVRTC").unwrap_or_else(|| "libnvrtc.so.12".into());
+    let compiler = match Nvrtc::open(Path::new(&library)) {
+        Ok(compiler) if compiler.version() == VERSION => compiler,
+        Ok(_) | Err(_) if check => {
+            println!("SKIP nvrtc");
+            return Ok(());
+        }
+        Ok(other) => return Err(format!("{other:?} found, CUDA {VERSION:?} needed")),
+        Err(error) => return Err(format!("{error}; set BEELINE_NVRTC")),
+    };
+    let mut different = Vec::new();
+    let mut modules = vec![
+        ("move".to_owned(), "move.cu", vec![("compute_80", None)]),
+        ("peer".to_owned(), "peer.cu", vec![("compute_80", None)]),
+    ];
+    for (name, architecture) in TYPES {
+        for operator in OPERATORS {
+            let module = format!("{name}-{operator}").to_lowercase();
+            modules.push((module, "reduce.cu", vec![(*architecture, Some((*name, *operator)))]));
+        }
+    }
+    let include = format!("--include-path={}", folder.display());
+    for (module, source, variants) in modules {
+        let text = fs::read_to_string(folder.join(source)).map_err(|error| error.to_string())?;
+        for (architecture, of) in variants {
+            let mut options = vec![format!("--gpu-architecture={architecture}"), include.clone()];
+            if let Some((name, operator)) = of {
+                options.extend([format!("-DTYPE={name}"), format!("-DOP={operator}")]);
+            }
+            let ptx = compiler.compile(source, &text, &options).map_err(|e| e.to_string())?;
+            let place = folder.join("ptx").join(format!("{module}.ptx"));
+            if check {
+                if fs::read_to_string(&place).ok().as_deref() != Some(ptx.as_str()) {
+                    different.push(module.clone());
+                }
+            } else {
+                fs::write(&place, ptx).map_err(|error| format!("{}: {error}", place.display()))?;
+            }
+        }
+    }
+    if different.is_empty() {
+        println!("{} modules", 2 + TYPES.len() * OPERATORS.len());
+        return Ok(());
+    }
+    Err(format!("kernels/ptx is not what the sources give: {}", different.join(" ")))
+}
+
+/// Runs the kernels' own code on CPU threads against plain loops.
+fn emulate(folder: &Path) -> Outcome {
+    let compiler = std::env::var_os("CXX").unwrap_or_else(|| "c++".into());
+    if output(Command::new(&compiler).arg("--version")).is_err() {
+        println!("SKIP c++");
+        return Ok(());
+    }
+    let (mut build, mut run) = emulation(folder, &std::env::temp_dir());
+    run_command(&mut build)?;
+    let outcome = run_command(&mut run);
+    let _ = fs::remove_file(emulator(&std::env::temp_dir()));
+    outcome
+}
+
+/// How the kernels of `folder` are built for CPU threads, into `into`, and how they are run then.
+pub(crate) fn emulation(folder: &Path, into: &Path) -> (Command, Command) {
+    let program = emulator(into);
+    // What an earlier build left must not be run for one that failed.
+    let _ = fs::remove_file(&program);
+    let source = folder.join("emulate/main.cpp");
+    let mut build = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
+    build.args(["-O1", "-std=c++17", "-pthread", "-o"]).arg(&program).arg(source).arg("-latomic");
+    // A protocol that was broken may wait for ever.
+    let mut run = Command::new("timeout");
+    run.arg("300").arg(program);
+    (build, run)
+}
+
+fn emulator(folder: &Path) -> PathBuf {
+    folder.join(format!("beeline-kernels-{}", std::process::id()))
+}
