@@ -64,7 +64,8 @@ impl Sanitizer {
         let suppressions = root.join(format!(".ci/{}-sanitizer.txt", self.name));
         let mut value = value.to_owned();
         if suppressions.is_file() {
-            value = format!("{value}:suppressions={}", suppressions.display());
+            // In quotes: a space would end the option.
+            value = format!("{value}:suppressions='{}'", suppressions.display());
         }
         let mut command = nightly("cargo");
         command.current_dir(&root).arg("test").arg("--locked");

@@ -88,7 +88,8 @@ fn paths(flags: &GdsioFlags) -> Result<Vec<PathBuf>, Failure> {
     }
 }
 
-/// Opens the files, and makes those to read from where they are missing or too short.
+/// Opens the files. What is read must be there and long enough, or not there at all: then it is made. A file
+/// of somebody's is never changed to be read, and only regular files are written.
 fn open(
     flags: &GdsioFlags,
     paths: &[PathBuf],
@@ -96,23 +97,65 @@ fn open(
     per_thread: u64,
 ) -> Result<Vec<File>, Failure> {
     let bytes = if paths.len() > 1 { per_thread } else { per_thread * u64::from(flags.threads) };
-    let one = |path: &PathBuf| -> std::io::Result<File> {
-        let file =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
-        let len = file.metadata()?.len();
-        if len < bytes && !write {
-            fill(&file, len / 8 * 8, bytes)?;
-        }
-        Ok(file)
+    let one = |path: &PathBuf| match write {
+        true => to_write(path),
+        false => to_read(path, bytes),
     };
-    let tell = |path: &Path, error: std::io::Error| {
-        Failure::failed("io-failed", format!("open {}: {error}", path.display()))
-    };
-    paths.iter().map(|path| one(path).map_err(|error| tell(path, error))).collect()
+    paths.iter().map(one).collect()
 }
 
-fn fill(file: &File, from: u64, to: u64) -> std::io::Result<()> {
-    let mut at = from;
+fn to_write(path: &Path) -> Result<File, Failure> {
+    // Asked before it is opened: opening a device for writing can do something already.
+    if let Ok(meta) = std::fs::metadata(path) {
+        regular(path, &meta)?;
+    }
+    let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
+    opened.map_err(|error| io_failed("open", path, &error))
+}
+
+fn to_read(path: &Path, bytes: u64) -> Result<File, Failure> {
+    match OpenOptions::new().read(true).write(true).create_new(true).open(path) {
+        Ok(file) => match fill(&file, bytes) {
+            Ok(()) => Ok(file),
+            Err(error) => {
+                // Made here a moment ago; half of it would be in the way of the next run.
+                let _ = std::fs::remove_file(path);
+                Err(io_failed("fill", path, &error))
+            }
+        },
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            let file = File::open(path).map_err(|error| io_failed("open", path, &error))?;
+            let meta = file.metadata().map_err(|error| io_failed("look at", path, &error))?;
+            regular(path, &meta)?;
+            if meta.len() < bytes {
+                let text = format!(
+                    "{} has {} bytes, and {bytes} are to be read",
+                    path.display(),
+                    meta.len()
+                );
+                let hint = "make -s smaller, or name a file that is not there yet: it is made";
+                return Err(Failure::refused("file-too-short", text).hint(hint));
+            }
+            Ok(file)
+        }
+        Err(error) => Err(io_failed("create", path, &error)),
+    }
+}
+
+fn regular(path: &Path, meta: &std::fs::Metadata) -> Result<(), Failure> {
+    if meta.is_file() {
+        return Ok(());
+    }
+    let text = format!("{} is no regular file", path.display());
+    Err(Failure::refused("not-a-regular-file", text).hint("name a file of a file system"))
+}
+
+fn io_failed(what: &str, path: &Path, error: &std::io::Error) -> Failure {
+    Failure::failed("io-failed", format!("{what} {}: {error}", path.display()))
+}
+
+fn fill(file: &File, to: u64) -> std::io::Result<()> {
+    let mut at = 0;
     while at < to {
         let len = (to - at).min(4 << 20);
         file.write_all_at(&pattern(at, len), at)?;
@@ -336,4 +379,33 @@ fn report(flags: &GdsioFlags, done: &[Done], span: Duration, cpu: Duration) -> A
     answer.set("cpu_seconds_per_gib", cost);
     answer.set("verified_bytes", verified);
     answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_somebodys_is_not_changed_to_be_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let theirs = dir.path().join("theirs");
+        std::fs::write(&theirs, b"thirteen byte").unwrap();
+        let refused = to_read(&theirs, 4096).unwrap_err();
+        assert!(refused.message.contains("has 13 bytes, and 4096 are to be read"), "{refused:?}");
+        assert_eq!(std::fs::read(&theirs).unwrap(), b"thirteen byte");
+        assert_eq!(to_read(&theirs, 13).unwrap().metadata().unwrap().len(), 13);
+
+        let ours = dir.path().join("ours");
+        assert_eq!(to_read(&ours, 4097).unwrap().metadata().unwrap().len(), 4097);
+        assert_eq!(std::fs::read(&ours).unwrap(), pattern(0, 4097));
+    }
+
+    #[test]
+    fn only_regular_files_are_read_and_written() {
+        for path in ["/dev/null", "/dev/zero", "/proc/self"] {
+            let path = Path::new(path);
+            assert!(to_write(path).unwrap_err().message.contains("no regular file"));
+            assert!(to_read(path, 1).unwrap_err().message.contains("no regular file"));
+        }
+    }
 }
