@@ -554,7 +554,7 @@ pub(crate) struct GdsioFlags {
     #[arg(short = 'x', value_name = "N", default_value = "0", value_parser = parse_transfer)]
     pub(crate) transfer: u8,
 
-    /// 0 read, 1 write, 2 random read, 3 random write
+    /// 0 read, 1 write, 2 random read, 3 random write; a write overwrites what the file holds
     #[arg(short = 'I', value_name = "N", default_value_t = 0,
           value_parser = clap::value_parser!(u8).range(0..=3))]
     pub(crate) operation: u8,
