@@ -28,7 +28,7 @@ group() {
     # A module that this kernel has built in, or no longer has, is none to load.
     modprobe -d "${KERNEL%/usr}" -S "$VERSION" --show-depends "$module" 2> /dev/null ||
       modprobe -d "$KERNEL" -S "$VERSION" --show-depends "$module" 2> /dev/null || true
-  done | awk '$1 == "insmod" && !seen[$2]++ { print $2 }' | while read -r file; do
+  done | sed -n 's/^insmod \(.*\.ko[.a-z]*\).*$/\1/p' | awk '!seen[$0]++' | while read -r file; do
     plain=$(basename "$file")
     plain=${plain%.xz}
     plain=${plain%.zst}
