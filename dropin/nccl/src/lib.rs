@@ -8,7 +8,7 @@
 //!   `BEELINE_COMM_TIMEOUT` seconds (30), and `ncclGetLastError` names the rank and both calls.
 //! - Averages divide the sum (NCCL's rings multiply each input first); results have the same bits for every size.
 //! - Functions of the device interface that have a result answer `ncclInvalidUsage`; team arithmetic is computed.
-//! - A user stream must stay alive until the communicator is used with another or is destroyed.
+//! - A captured graph must have run to its end before its communicator is destroyed.
 //!
 //! Loading the library does nothing; the CUDA driver is loaded by the first call that needs a device.
 

@@ -15,13 +15,13 @@ mod verify;
 pub(in crate::collective) use report::{REPORT_OFFSET, failure};
 
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use beeline_core::addr::DevicePtr;
 use beeline_sys::cuda::collective::{Args, Comm, KernelSet, Kernels, MoveArgs, ReduceArgs, Shape};
 use beeline_sys::cuda::{Context, DeviceMem, HostRegistration, Stream as Handle};
 
-use super::{Batch, Setup};
+use super::{Batch, Setup, Tail};
 use crate::collective::control::Control;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{CudaDevice, Stream};
@@ -89,9 +89,13 @@ impl Cuda {
 
     pub(super) fn forget(&mut self, _ptr: DevicePtr) {}
 
-    pub(super) fn close(self, _deadline: Instant) {
-        self.control.store(self.rank, CLOSED_OFFSET, 1);
-        retire(Some(self));
+    /// Waits for the kernels until `deadline`. Windows and control memory stay until the last one has ended, even
+    /// where that is later.
+    pub(super) fn close(self, tail: Tail, deadline: Instant) {
+        while !tail.is_done() && Instant::now() < deadline {
+            std::thread::sleep(CLOSE_PAUSE);
+        }
+        retire(Some(Left { cuda: self, tail }));
     }
 
     fn move_parts(
@@ -136,6 +140,8 @@ impl Cuda {
     }
 }
 
+/// How often a rank that closes looks whether its kernels have ended.
+const CLOSE_PAUSE: Duration = Duration::from_micros(50);
 /// Where a rank says in its own segment that it uses no window any more.
 const CLOSED_OFFSET: u64 = REPORT_OFFSET + 64;
 
@@ -162,22 +168,35 @@ fn compiled(
     Ok(kernels)
 }
 
+/// What a rank leaves, and where the last of its kernels ends.
+struct Left {
+    cuda: Cuda,
+    tail: Tail,
+}
+
 /// Keeps what a rank leaves until the others use it no more, and lets go of what earlier ones left.
 ///
 /// A kernel of a peer writes a last word after ours has ended, so a window outlives its rank: in one
 /// process each rank holds the others' windows, across processes it waits here for their word. Nothing here
 /// waits; what never gets its word is kept until the process ends.
-fn retire(rank: Option<Cuda>) {
-    static LEFT: Mutex<Vec<Cuda>> = Mutex::new(Vec::new());
+fn retire(rank: Option<Left>) {
+    static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
 
     let mut gone = Vec::new();
     let mut left = lock(&LEFT);
     left.extend(rank);
     let all = std::mem::take(&mut *left);
-    for cuda in all {
+    for one in all {
+        let Left { cuda, tail } = &one;
+        // Not before the last kernel has ended: the others then free what it writes.
+        if !tail.is_done() {
+            left.push(one);
+            continue;
+        }
+        cuda.control.store(cuda.rank, CLOSED_OFFSET, 1);
         let others = cuda.peers.iter().zip(0..).filter(|(peer, _)| matches!(peer, Peer::There(_)));
         let done = others.into_iter().all(|(_, rank)| cuda.control.load(rank, CLOSED_OFFSET) != 0);
-        if done && !cuda.control.is_aborted() { gone.push(cuda) } else { left.push(cuda) }
+        if done && !cuda.control.is_aborted() { gone.push(one) } else { left.push(one) }
     }
     drop(left);
     // Without the lock: freeing device memory calls the driver.

@@ -14,7 +14,7 @@ use beeline_sys::cuda::{DeviceMem, HostRegistration, Stream as Handle};
 use super::verify::{self, Probe};
 use super::{Cuda, Peer, REPORT_OFFSET, device_of, retire};
 use crate::collective::control::ABORT_OFFSET;
-use crate::collective::executor::Setup;
+use crate::collective::executor::{Setup, Tail};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{DeviceId, Gpu};
 use crate::lock;
@@ -68,7 +68,7 @@ fn verified(cuda: Cuda, setup: &mut Setup<'_>) -> Result<Cuda> {
     if checked.is_ok() && first.is_none() {
         return Ok(cuda);
     }
-    cuda.close(Instant::now());
+    cuda.close(Tail::Idle, Instant::now());
     match (checked, first) {
         (Err(error), _) => Err(no_route(error)),
         (Ok(()), rank) => {
