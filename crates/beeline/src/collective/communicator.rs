@@ -424,7 +424,7 @@ impl Communicator {
         let left: Vec<u32> = (0..ranks).filter(|one| !excluded.contains(one)).collect();
         let leader = left.first().copied().unwrap_or(rank);
         // Survivors that exclude the same ranks for the same time find each other by this number.
-        let number = self.inner.shrinks.fetch_add(1, Ordering::Relaxed) + 1;
+        let number = self.inner.shrinks.load(Ordering::Relaxed) + 1;
         let tag = left.iter().fold(number, |tag, one| {
             Call::new(Collective::Barrier, u64::from(*one) + 1, DataType::U8).agreement(tag)
         });
@@ -446,7 +446,14 @@ impl Communicator {
             }
         };
         let place = left.iter().position(|one| *one == rank).unwrap_or(0);
-        Self::join(&id, place as u32, left.len() as u32, &self.inner.gpu, settings)
+        let joined = Self::join(&id, place as u32, left.len() as u32, &self.inner.gpu, settings);
+        // An attempt that failed does not count, since it may have failed on some ranks only, or for want of them.
+        match joined.is_ok() {
+            true => self.inner.shrinks.store(number, Ordering::Relaxed),
+            false if leader == rank => self.inner.control.unpost(),
+            false => {}
+        }
+        joined
     }
 
     pub(super) fn inner(&self) -> &Arc<Inner> {
