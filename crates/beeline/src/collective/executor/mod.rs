@@ -116,7 +116,16 @@ impl Settings {
     /// The defaults, overridden by `BEELINE_COMM_TIMEOUT` (seconds, for both deadlines), `BEELINE_COMM_PATH` (`staged`)
     /// and `BEELINE_COMM_CHUNK_BYTES`.
     pub fn from_env() -> Self {
-        let mut settings = Self::default();
+        Self::default().overridden()
+    }
+
+    /// [`Self::from_env`] with another default for both deadlines.
+    pub fn from_env_or(deadline: Duration) -> Self {
+        Self { deadline, join_deadline: deadline, ..Self::default() }.overridden()
+    }
+
+    fn overridden(self) -> Self {
+        let mut settings = self;
         if let Some(seconds) = config::comm_seconds() {
             settings.deadline = Duration::from_secs(seconds);
             settings.join_deadline = settings.deadline;
