@@ -5,7 +5,7 @@ use std::ffi::c_char;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use beeline::collective::{Communicator, DataType, Factor, Settings, UniqueId};
 use beeline::gpu::{DeviceId, ForeignStream, Gpu, Stream};
@@ -17,6 +17,10 @@ use crate::group;
 const ALIVE: u64 = 0x6e63_636c_2d62_6565;
 const DEAD: u64 = 0xdead_636c_2d62_6565;
 
+/// How long a call or a join waits for a missing rank, without `BEELINE_COMM_TIMEOUT`.
+const DEADLINE: Duration = Duration::from_secs(30 * 60);
+/// How long the end of a communicator waits for its calls; they go on after it.
+const CLOSE_MAX: Duration = Duration::from_secs(30);
 /// Streams that a communicator keeps wrapped.
 const STREAMS_MAX: usize = 64;
 /// Created operations of a communicator.
@@ -143,7 +147,9 @@ impl Comm {
         lock(&self.streams).clear();
         match state {
             State::Ready(comm) if abort => comm.abort(),
-            State::Ready(comm) => comm.close(Instant::now() + comm.settings().deadline)?,
+            State::Ready(comm) => {
+                comm.close(Instant::now() + comm.settings().deadline.min(CLOSE_MAX))?;
+            }
             _ => {}
         }
         Ok(())
@@ -155,9 +161,14 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn settings(config: Config) -> Settings {
-    let mut settings = Settings::from_env();
+    let mut settings = defaults();
     settings.channels = config.ctas_max;
     settings
+}
+
+/// Programs written for NCCL expect that it waits for a late rank (one that loads data, or writes a checkpoint).
+fn defaults() -> Settings {
+    Settings::from_env_or(DEADLINE)
 }
 
 fn ordinal(gpu: &Gpu) -> u32 {
@@ -224,7 +235,7 @@ export! {
 
     fn ncclGetUniqueId, pncclGetUniqueId(id: Out<RawId>) {
         id.check()?;
-        id.set(RawId(UniqueId::new(Settings::from_env().join_deadline)?.to_bytes()))
+        id.set(RawId(UniqueId::new(defaults().join_deadline)?.to_bytes()))
     }
 
     fn ncclCommInitRank, pncclCommInitRank(comm: Out<Handle>, ranks: i32, id: RawId, rank: i32) {
@@ -257,7 +268,7 @@ export! {
             };
             gpus.push(Gpu::open(&DeviceId::Cuda(device))?);
         }
-        let made = Communicator::local(&gpus, &Settings::from_env())?;
+        let made = Communicator::local(&gpus, &defaults())?;
         for (index, (gpu, made)) in gpus.into_iter().zip(made).enumerate() {
             let device = ordinal(&gpu);
             let comm = Comm::new(gpu, device);

@@ -5,10 +5,10 @@
 //!
 //! - A communicator is of one host; one that spans hosts is refused, saying how to go on.
 //! - Where ranks disagree or one is missing, the communicator gets an asynchronous error within
-//!   `BEELINE_COMM_TIMEOUT` seconds (30), and `ncclGetLastError` names the rank and both calls.
+//!   `BEELINE_COMM_TIMEOUT` seconds (1800), and `ncclGetLastError` names the rank and both calls.
 //! - Averages divide the sum (NCCL's rings multiply each input first); results have the same bits for every size.
 //! - Functions of the device interface that have a result answer `ncclInvalidUsage`; team arithmetic is computed.
-//! - A user stream must stay alive until the communicator is used with another or is destroyed.
+//! - A captured graph must have run to its end before its communicator is destroyed.
 //!
 //! Loading the library does nothing; the CUDA driver is loaded by the first call that needs a device.
 

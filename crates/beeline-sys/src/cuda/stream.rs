@@ -363,6 +363,11 @@ impl Stream {
         self.core.retire();
     }
 
+    /// Whether this crate made it: then it is there as long as this value, else somebody may destroy it.
+    pub fn is_own(&self) -> bool {
+        self.core.is_own()
+    }
+
     pub(super) fn raw(&self) -> RawStream {
         self.core.raw()
     }

@@ -7,12 +7,13 @@
 //! 3. On one host the ranks go on over a Unix socket (an abstract name), which carries descriptors: every
 //!    [`Exchange`] gives each rank's bytes and descriptors to all. It lasts as long as all ranks do.
 //!
-//! Everything is bounded: connections that prove nothing are dropped after [`GREETING`], at most
-//! [`STRANGERS_MAX`] of them; the listener gives up at its deadline.
+//! Everything is bounded: a connection has [`GREETING`] in all to prove itself, in one short message, and some are
+//! greeted at once ([`Greeters`]), so that others who say nothing keep no rank from joining; the listener gives up at
+//! its deadline.
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
@@ -20,16 +21,17 @@ use std::time::{Duration, Instant};
 
 use super::control::RANKS_MAX;
 use super::executor::Gathered;
+use super::greeters::Greeters;
 use super::id::UniqueId;
 use super::secret::{DIGEST, equal, hmac};
-use super::wire;
+use super::wire::{self, Timed};
 use crate::error::{Error, Kind, Result};
 use crate::verbs::random;
 
 /// How long a connection may take to prove itself.
 const GREETING: Duration = Duration::from_secs(5);
-/// Connections without proof that a listener bears.
-const STRANGERS_MAX: usize = 256;
+/// Bytes of the message that does: two digests and a [`Hello`].
+const PROOF_MAX: usize = 2 * DIGEST + 4 + 4 + 1 + 255 + 255;
 /// How often somebody who waits looks up.
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -148,20 +150,19 @@ impl Root {
     /// All ranks, once all came.
     fn gather(&self) -> Option<BTreeMap<u32, (Hello, TcpStream)>> {
         let mut ranks: BTreeMap<u32, (Hello, TcpStream)> = BTreeMap::new();
-        let mut strangers = 0;
-        while Instant::now() < self.deadline && strangers < STRANGERS_MAX {
-            let mut stream = match self.listener.accept() {
-                Ok((stream, _)) => stream,
-                Err(_) => {
-                    std::thread::sleep(PAUSE);
-                    continue;
-                }
-            };
-            let Ok(hello) = greet(&mut stream, &self.id) else {
-                strangers += 1;
-                continue;
-            };
-            if let Some((first, _)) = ranks.get(&hello.rank) {
+        let mut greeters = Greeters::new();
+        while Instant::now() < self.deadline {
+            while greeters.has_room()
+                && let Ok((stream, _)) = self.listener.accept()
+            {
+                let (id, until) = (self.id, self.deadline.min(Instant::now() + GREETING));
+                greeters
+                    .start(move || greet(&stream, &id, until).ok().map(|hello| (hello, stream)));
+            }
+            let Some((hello, mut stream)) = greeters.next(PAUSE) else { continue };
+            if let Some((first, earlier)) = ranks.get(&hello.rank)
+                && !has_left(earlier)
+            {
                 let text = format!("rank {} came twice (of {})", first.rank, first.ranks);
                 let _ = wire::send(&mut stream, text.as_bytes());
                 continue;
@@ -196,22 +197,31 @@ impl Root {
 }
 
 /// Proves both sides to each other, from the listener's side.
-fn greet(stream: &mut TcpStream, id: &UniqueId) -> Result<Hello, io::Error> {
-    stream.set_nonblocking(false)?;
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(GREETING))?;
-    stream.set_write_timeout(Some(GREETING))?;
+fn greet(socket: &TcpStream, id: &UniqueId, deadline: Instant) -> Result<Hello, io::Error> {
+    socket.set_nonblocking(false)?;
+    socket.set_nodelay(true)?;
+    let stream = &mut Timed::new(socket, Some(deadline));
     let refused = || io::Error::from(io::ErrorKind::PermissionDenied);
     let mine: [u8; DIGEST] = random().map_err(|_| refused())?;
     wire::send(stream, &mine)?;
-    let message = wire::receive(stream)?;
+    let message = wire::receive_at_most(PROOF_MAX, stream)?;
     let (mac, rest) = message.split_first_chunk::<DIGEST>().ok_or_else(refused)?;
     let (theirs, hello) = rest.split_first_chunk::<DIGEST>().ok_or_else(refused)?;
     if !equal(mac, &hmac(id.secret(), &[b"rank", &mine, theirs, hello])) {
         return Err(refused());
     }
     wire::send(stream, &hmac(id.secret(), &[b"root", theirs, &mine]))?;
+    socket.set_write_timeout(Some(GREETING))?;
     Hello::decode(hello).ok_or_else(refused)
+}
+
+/// Whether a rank has closed its connection, as one does that comes again.
+fn has_left(stream: &TcpStream) -> bool {
+    let peeked = stream.set_nonblocking(true).and_then(|()| stream.peek(&mut [0]));
+    let back = stream.set_nonblocking(false);
+    let there = matches!(&peeked, Ok(1..))
+        || peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+    back.is_err() || !there
 }
 
 /// Whether the ranks can be one communicator here.
@@ -247,15 +257,18 @@ fn unix_listener(id: &UniqueId) -> io::Result<UnixListener> {
 /// Carries exchanges until a rank leaves.
 fn exchange_rounds(listener: &UnixListener, id: &UniqueId, count: u32, deadline: Instant) {
     let mut ranks: BTreeMap<u32, UnixStream> = BTreeMap::new();
+    let mut greeters = Greeters::new();
     while ranks.len() < count as usize {
         if Instant::now() >= deadline {
             return;
         }
-        let Ok((stream, _)) = listener.accept() else {
-            std::thread::sleep(PAUSE);
-            continue;
-        };
-        if let Ok(rank) = admit(&stream, id) {
+        while greeters.has_room()
+            && let Ok((stream, _)) = listener.accept()
+        {
+            let (id, until) = (*id, deadline.min(Instant::now() + GREETING));
+            greeters.start(move || admit(&stream, &id, until).ok().map(|rank| (rank, stream)));
+        }
+        if let Some((rank, stream)) = greeters.next(PAUSE) {
             ranks.entry(rank).or_insert(stream);
         }
     }
@@ -264,7 +277,8 @@ fn exchange_rounds(listener: &UnixListener, id: &UniqueId, count: u32, deadline:
         for stream in ranks.values() {
             for (bytes, fds) in &round {
                 let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-                if wire::send_with(stream, bytes, &fds).is_err() {
+                let until = Instant::now() + GREETING;
+                if wire::send_with(&mut Timed::new(stream, Some(until)), bytes, &fds).is_err() {
                     return;
                 }
             }
@@ -273,21 +287,18 @@ fn exchange_rounds(listener: &UnixListener, id: &UniqueId, count: u32, deadline:
 }
 
 fn one_round(ranks: &BTreeMap<u32, UnixStream>) -> Option<Vec<(Vec<u8>, Vec<OwnedFd>)>> {
-    ranks.values().map(|stream| wire::receive_with(stream).ok()).collect()
+    ranks.values().map(|stream| wire::receive_with(&mut Timed::new(stream, None)).ok()).collect()
 }
 
-fn admit(mut stream: &UnixStream, id: &UniqueId) -> io::Result<u32> {
+fn admit(stream: &UnixStream, id: &UniqueId, deadline: Instant) -> io::Result<u32> {
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(GREETING))?;
     let refused = || io::Error::from(io::ErrorKind::PermissionDenied);
-    let message = wire::receive(&mut stream)?;
+    let message = wire::receive_at_most(PROOF_MAX, &mut Timed::new(stream, Some(deadline)))?;
     let (mac, rank) = message.split_first_chunk::<DIGEST>().ok_or_else(refused)?;
     let rank = rank.first_chunk::<4>().copied().map(u32::from_le_bytes).ok_or_else(refused)?;
     if !equal(mac, &hmac(id.secret(), &[b"local", &rank.to_le_bytes()])) {
         return Err(refused());
     }
-    stream.set_read_timeout(None)?;
-    stream.set_write_timeout(Some(GREETING))?;
     Ok(rank)
 }
 
@@ -296,6 +307,8 @@ fn admit(mut stream: &UnixStream, id: &UniqueId) -> io::Result<u32> {
 pub(super) struct Exchange {
     stream: UnixStream,
     ranks: u32,
+    /// An exchange failed, so that the next message is perhaps one of that.
+    broken: bool,
 }
 
 impl Exchange {
@@ -315,8 +328,7 @@ impl Exchange {
 
     fn join_as(id: &UniqueId, hello: &Hello, deadline: Instant) -> Result<Self> {
         let (rank, ranks) = (hello.rank, hello.ranks);
-        let mut stream = connect(id, deadline)?;
-        prove(&mut stream, id, &hello.encode())?;
+        let mut stream = greeted(id, &hello.encode(), deadline)?;
         let left = deadline.saturating_duration_since(Instant::now()).max(PAUSE);
         let failed = |error: io::Error| lost(id, rank, error);
         // The listener ends a little earlier and says who is missing.
@@ -331,7 +343,7 @@ impl Exchange {
         let number = rank.to_le_bytes();
         let mac = hmac(id.secret(), &[b"local", &number]);
         wire::send(&mut &local, &[&mac[..], &number].concat()).map_err(failed)?;
-        Ok(Self { stream: local, ranks })
+        Ok(Self { stream: local, ranks, broken: false })
     }
 
     /// Gives `bytes` and `fds` to all ranks and gets theirs, in rank order.
@@ -345,16 +357,24 @@ impl Exchange {
         fds: &[OwnedFd],
         deadline: Instant,
     ) -> Result<Vec<Gathered>> {
+        if self.broken {
+            let text = "an earlier exchange of this communicator failed, so that its ranks cannot exchange any more";
+            return Err(Error::new(Kind::Io, text).remedy("make another communicator"));
+        }
         let run = || -> io::Result<Vec<Gathered>> {
-            let left = deadline.saturating_duration_since(Instant::now()).max(PAUSE);
-            self.stream.set_read_timeout(Some(left))?;
-            self.stream.set_write_timeout(Some(left))?;
+            let mut stream = Timed::new(&self.stream, Some(deadline));
             let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-            wire::send_with(&self.stream, bytes, &fds)?;
-            let one = || wire::receive_with(&self.stream);
+            wire::send_with(&mut stream, bytes, &fds)?;
+            let mut one = || wire::receive_with(&mut stream);
             (0..self.ranks).map(|_| one().map(|(bytes, fds)| Gathered { bytes, fds })).collect()
         };
-        run().map_err(|error| match error.kind() {
+        let gathered = run();
+        if gathered.is_err() {
+            self.broken = true;
+            // The others learn that no exchange will be whole any more.
+            let _ = self.stream.shutdown(Shutdown::Both);
+        }
+        gathered.map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
                 Error::new(Kind::Timeout, "not all ranks exchanged by the deadline")
             }
@@ -380,21 +400,45 @@ fn connect(id: &UniqueId, deadline: Instant) -> Result<TcpStream> {
     }
 }
 
-fn prove(stream: &mut TcpStream, id: &UniqueId, hello: &[u8]) -> Result<()> {
-    let failed = |error| Error::io(format_args!("greet {}", id.address()), error);
-    stream.set_nodelay(true).map_err(failed)?;
-    // A listener that is busy with somebody else answers late.
-    stream.set_read_timeout(Some(4 * GREETING)).map_err(failed)?;
-    stream.set_write_timeout(Some(GREETING)).map_err(failed)?;
+/// A connection over which both sides proved themselves; tries again until `deadline` where the listener is busy with
+/// others.
+fn greeted(id: &UniqueId, hello: &[u8], deadline: Instant) -> Result<TcpStream> {
+    loop {
+        let stream = connect(id, deadline)?;
+        let until = deadline.max(Instant::now() + PAUSE).min(Instant::now() + 4 * GREETING);
+        match prove(&stream, id, hello, until) {
+            Ok(()) => return Ok(stream),
+            Err(error) if error.is_permission_denied() || Instant::now() >= deadline => {
+                return Err(error);
+            }
+            Err(_) => std::thread::sleep(10 * PAUSE),
+        }
+    }
+}
+
+fn prove(socket: &TcpStream, id: &UniqueId, hello: &[u8], deadline: Instant) -> Result<()> {
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            let text =
+                format!("whoever listens at {} did not answer by the deadline", id.address());
+            Error::new(Kind::Timeout, text)
+        }
+        _ => Error::io(format_args!("greet {}", id.address()), error),
+    };
+    socket.set_nodelay(true).map_err(failed)?;
+    let stream = &mut Timed::new(socket, Some(deadline));
     let stranger = || {
         let text = format!("whoever listens at {} has not the same identifier", id.address());
         Error::new(Kind::PermissionDenied, text)
     };
-    let theirs = wire::receive(stream).map_err(failed)?;
+    let theirs = wire::receive_at_most(PROOF_MAX, stream).map_err(failed)?;
     let mine: [u8; DIGEST] = random()?;
     let mac = hmac(id.secret(), &[b"rank", &theirs, &mine, hello]);
     wire::send(stream, &[&mac[..], &mine, hello].concat()).map_err(failed)?;
-    let answer = wire::receive(stream).map_err(|_| stranger())?;
+    let answer = wire::receive_at_most(PROOF_MAX, stream).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => failed(error),
+        _ => stranger(),
+    })?;
     let expected = hmac(id.secret(), &[b"root", &mine, &theirs]);
     match answer.first_chunk::<DIGEST>() {
         Some(mac) if equal(mac, &expected) => Ok(()),
@@ -496,6 +540,38 @@ mod tests {
         drop(TcpStream::connect(id.address()).unwrap());
         let all = meet(id, vec![hello(0, 2, "a"), hello(1, 2, "a")], Duration::from_secs(20));
         assert!(all.iter().all(Result::is_ok));
+    }
+
+    #[test]
+    fn connections_that_say_nothing_or_little_keep_nobody_from_joining() {
+        let deadline = Duration::from_secs(4);
+        let id = listen(loopback(), deadline).unwrap();
+        let idle: Vec<_> = (0..30).map(|_| TcpStream::connect(id.address()).unwrap()).collect();
+        let mut slow = TcpStream::connect(id.address()).unwrap();
+        let dripper = std::thread::spawn(move || {
+            let mut bytes = [200, 0, 0, 0].into_iter().chain(std::iter::repeat(0));
+            while io::Write::write_all(&mut slow, &[bytes.next().unwrap()]).is_ok() {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let all = meet(id, vec![hello(0, 2, "a"), hello(1, 2, "a")], deadline);
+        assert!(all.iter().all(Result::is_ok), "{all:?}");
+        drop(idle);
+        dripper.join().unwrap();
+    }
+
+    #[test]
+    fn after_a_failure_no_exchange_takes_what_was_left_of_it() {
+        let id = listen(loopback(), Duration::from_secs(20)).unwrap();
+        let all = meet(id, vec![hello(0, 2, "a"), hello(1, 2, "a")], Duration::from_secs(20));
+        let [mut early, mut late] =
+            <[_; 2]>::try_from(all).unwrap().map(|exchange: Result<Exchange>| exchange.unwrap());
+        let now = Instant::now() + Duration::from_millis(50);
+        assert!(early.all_gather(b"stale", &[], now).unwrap_err().is_timeout());
+        // Its round is whole only now.
+        drop(late.all_gather(b"late", &[], Instant::now() + Duration::from_millis(500)));
+        let error = early.all_gather(b"new", &[], soon()).unwrap_err();
+        assert!(error.to_string().contains("earlier exchange"), "{error:?}");
     }
 
     #[test]

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use super::bootstrap::{self, Exchange};
 use super::control::Control;
-use super::executor::{Batch, Executor, Factor, Gathered, Place, Posted, Settings, Setup};
+use super::executor::{Batch, Executor, Factor, Gathered, Place, Posted, Settings, Setup, Tail};
 use super::group;
 use super::id::{UNIQUE_ID_BYTES, UniqueId};
 use crate::config::LaunchConfig;
 use crate::core::collective::plan::{Link, Planned, Ranks, plan};
 use crate::core::collective::{Call, Collective, DataType, RedOp};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{Buffer, Gpu, Stream};
+use crate::gpu::{Buffer, Event, Gpu, Stream};
 use crate::lock;
 
 /// One rank of a communicator. Cheap to clone; every clone is the same rank.
@@ -26,7 +26,8 @@ use crate::lock;
 /// [`Settings::deadline`] at most; [`Communicator::async_error`] then says who was to blame, and every later
 /// call fails with the same error. What its output holds is unspecified.
 ///
-/// A stream that was used must stay alive until the communicator was used with another one or is dropped.
+/// A foreign stream may be destroyed as soon as the call, or the group that it is in, has returned. A captured graph
+/// must have run to its end before the communicator is closed or dropped.
 #[derive(Clone)]
 pub struct Communicator {
     inner: Arc<Inner>,
@@ -52,7 +53,18 @@ struct Queue {
     collectives: u64,
     sends: Vec<u64>,
     receives: Vec<u64>,
-    stream: Option<Arc<Stream>>,
+    /// The stream of calls behind which no event stands yet; only inside of a call or a group.
+    open: Option<Arc<Stream>>,
+    last: Option<Last>,
+}
+
+/// Where the calls queued so far end.
+#[derive(Debug)]
+struct Last {
+    stream: Arc<Stream>,
+    /// Behind the last call, in a stream that somebody may have destroyed since. One of this library lives as long as
+    /// its handle; there an event is recorded when somebody needs it, not by each call.
+    event: Option<Event>,
 }
 
 impl UniqueId {
@@ -332,7 +344,7 @@ impl Communicator {
             Err(_) => None,
         };
         if let Some(executor) = executor {
-            executor.close(Instant::now());
+            executor.close(lock(&self.inner.queue).tail(), Instant::now());
         }
     }
 
@@ -343,7 +355,8 @@ impl Communicator {
     pub fn close(&self, deadline: Instant) -> Result<()> {
         let executor = lock(&self.inner.executor).take();
         if let Some(executor) = executor {
-            executor.close(deadline);
+            let tail = lock(&self.inner.queue).tail();
+            executor.close(tail, deadline);
         }
         self.async_error().map_or(Ok(()), Err)
     }
@@ -411,7 +424,7 @@ impl Communicator {
         let left: Vec<u32> = (0..ranks).filter(|one| !excluded.contains(one)).collect();
         let leader = left.first().copied().unwrap_or(rank);
         // Survivors that exclude the same ranks for the same time find each other by this number.
-        let number = self.inner.shrinks.fetch_add(1, Ordering::Relaxed) + 1;
+        let number = self.inner.shrinks.load(Ordering::Relaxed) + 1;
         let tag = left.iter().fold(number, |tag, one| {
             Call::new(Collective::Barrier, u64::from(*one) + 1, DataType::U8).agreement(tag)
         });
@@ -433,7 +446,14 @@ impl Communicator {
             }
         };
         let place = left.iter().position(|one| *one == rank).unwrap_or(0);
-        Self::join(&id, place as u32, left.len() as u32, &self.inner.gpu, settings)
+        let joined = Self::join(&id, place as u32, left.len() as u32, &self.inner.gpu, settings);
+        // An attempt that failed does not count, since it may have failed on some ranks only, or for want of them.
+        match joined.is_ok() {
+            true => self.inner.shrinks.store(number, Ordering::Relaxed),
+            false if leader == rank => self.inner.control.unpost(),
+            false => {}
+        }
+        joined
     }
 
     pub(super) fn inner(&self) -> &Arc<Inner> {
@@ -482,7 +502,7 @@ impl Inner {
         };
         let mut queue = lock(&self.queue);
         for (mut posted, stream) in collectives {
-            queue.order(&stream)?;
+            queue.turn_to(&stream)?;
             posted.sequence = queue.collectives + 1;
             executor.enqueue(&Batch::Collective(posted), &stream)?;
             queue.collectives += 1;
@@ -495,31 +515,70 @@ impl Inner {
         if moves.is_empty() {
             return Ok(());
         }
-        queue.order(&stream)?;
+        queue.turn_to(&stream)?;
         queue.transfers(executor, moves, &stream)
+    }
+
+    /// After the last call of a group, or a call outside of any: from here on the stream may be destroyed.
+    pub(super) fn settle(&self) -> Result<()> {
+        lock(&self.queue).settle()
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
         if let Some(executor) = lock(&self.executor).take() {
-            executor.close(Instant::now());
+            let tail = lock(&self.queue).tail();
+            executor.close(tail, Instant::now());
         }
     }
 }
 
 impl Queue {
-    /// Makes `stream` wait for what was queued in another one.
-    fn order(&mut self, stream: &Arc<Stream>) -> Result<()> {
-        if let Some(last) = self.stream.take_if(|last| !Arc::ptr_eq(last, stream)) {
-            match last.record().and_then(|event| stream.wait_event(&event)) {
-                // Between a graph and what is outside of it the program keeps the order, as with CUDA itself.
-                Err(error) if error.code() != "stream-capturing" => return Err(error),
-                _ => {}
+    /// Makes `stream`, which the next call is for, wait for what was queued in another one.
+    fn turn_to(&mut self, stream: &Arc<Stream>) -> Result<()> {
+        if self.open.as_ref().is_some_and(|open| Arc::ptr_eq(open, stream)) {
+            return Ok(());
+        }
+        self.settle()?;
+        if let Some(last) = self.last.as_ref().filter(|last| !Arc::ptr_eq(&last.stream, stream)) {
+            let waits = last.event().and_then(|event| stream.wait_event(&event));
+            waits.or_else(unless_capturing)?;
+        }
+        self.open = Some(Arc::clone(stream));
+        Ok(())
+    }
+
+    /// Records where the calls of the open stream end, where it would be too late afterwards.
+    fn settle(&mut self) -> Result<()> {
+        let Some(stream) = self.open.take() else { return Ok(()) };
+        let event = match stream.as_cuda().is_some_and(|handle| !handle.is_own()) {
+            false => None,
+            true => match stream.record() {
+                Ok(event) => Some(event),
+                Err(error) => {
+                    let result = unless_capturing(error);
+                    if result.is_err() {
+                        self.open = Some(stream);
+                    }
+                    return result;
+                }
+            },
+        };
+        self.last = Some(Last { stream, event });
+        Ok(())
+    }
+
+    /// Where everything that was queued ends.
+    fn tail(&mut self) -> Tail {
+        match self.settle().and_then(|()| self.last.as_ref().map(Last::event).transpose()) {
+            Ok(None) => Tail::Idle,
+            Ok(Some(event)) => Tail::Event(event),
+            Err(error) => {
+                tracing::warn!(%error, "no event can be recorded behind the calls of a communicator");
+                Tail::Unknown
             }
         }
-        self.stream.get_or_insert_with(|| Arc::clone(stream));
-        Ok(())
     }
 
     fn transfers(
@@ -551,10 +610,25 @@ impl Queue {
         (self.sends, self.receives) = (sends, receives);
         if !others.is_empty() {
             let done = stream.record()?;
-            others.iter().try_for_each(|other| other.wait_event(&done))?;
+            // The second event lets go of the first, so that the end of a handle need not touch the stream.
+            others.iter().try_for_each(|other| {
+                other.wait_event(&done)?;
+                other.record().map(drop)
+            })?;
         }
         Ok(())
     }
+}
+
+impl Last {
+    fn event(&self) -> Result<Event> {
+        self.event.clone().map_or_else(|| self.stream.record(), Ok)
+    }
+}
+
+/// Between a graph and what is outside of it the program keeps the order, as with CUDA itself.
+fn unless_capturing(error: Error) -> Result<()> {
+    if error.code() == "stream-capturing" { Ok(()) } else { Err(error) }
 }
 
 /// Runs all at once, each on a thread of its own; their results in order, or the first failure.

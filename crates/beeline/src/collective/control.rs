@@ -180,6 +180,11 @@ impl Control {
         self.store(self.rank, BOARD, tag);
     }
 
+    /// Takes the identifier off the board: nobody is waited for there any more.
+    pub(crate) fn unpost(&self) {
+        self.store(self.rank, BOARD, 0);
+    }
+
     /// What `rank` put on its board for `tag`.
     pub(crate) fn posted(&self, rank: u32, tag: u64) -> Option<[u8; UNIQUE_ID_BYTES]> {
         let there = || self.load(rank, BOARD) == tag;

@@ -104,6 +104,7 @@ fn queue_all(calls: Vec<(Arc<Inner>, Posted, Arc<Stream>)>) -> Result<()> {
             let queued = rank.queue(transfers);
             first = first.and(queued);
         }
+        first = first.and(rank.settle());
     }
     first
 }
@@ -149,7 +150,8 @@ pub(super) fn post(
     stream: &Arc<Stream>,
 ) -> Result<()> {
     if group_depth() == 0 {
-        return comm.inner().queue(vec![(posted?, Arc::clone(stream))]);
+        let queued = comm.inner().queue(vec![(posted?, Arc::clone(stream))]);
+        return queued.and(comm.inner().settle());
     }
     GROUP.with_borrow_mut(|group| {
         let full = group.calls.len() >= CALLS_MAX;

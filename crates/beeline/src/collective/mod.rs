@@ -40,6 +40,7 @@ mod bootstrap;
 mod communicator;
 mod control;
 mod executor;
+mod greeters;
 mod group;
 mod id;
 mod secret;

@@ -168,3 +168,19 @@ fn a_path_that_starts_to_drop_is_named() {
         assert!(texts[1].contains("rank 2 came and made no progress"), "{texts:?}");
     }
 }
+
+#[test]
+fn a_shrink_that_failed_on_one_rank_can_be_made_again_by_all() {
+    let job = Job::simulated(3, &settings(|_| {}));
+    let short = settings(|settings| settings.join_deadline = Duration::from_millis(300));
+    assert!(job.comms[0].shrink(&[2], &short).is_err());
+    let long = settings(|settings| settings.join_deadline = Duration::from_secs(10));
+    let ranks = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            job.comms[..2].iter().map(|one| scope.spawn(|| one.shrink(&[2], &long))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    for rank in ranks {
+        assert_eq!(rank.unwrap().ranks(), 2);
+    }
+}

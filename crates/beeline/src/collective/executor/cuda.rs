@@ -15,13 +15,14 @@ mod verify;
 pub(in crate::collective) use report::{REPORT_OFFSET, failure};
 
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use beeline_core::addr::DevicePtr;
 use beeline_sys::cuda::collective::{Args, Comm, KernelSet, Kernels, MoveArgs, ReduceArgs, Shape};
 use beeline_sys::cuda::{Context, DeviceMem, HostRegistration, Stream as Handle};
 
-use super::{Batch, Setup};
+use super::staged::process_is_gone;
+use super::{Batch, Setup, Tail};
 use crate::collective::control::Control;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{CudaDevice, Stream};
@@ -38,6 +39,8 @@ pub(crate) struct Cuda {
     comm: Comm,
     window: Arc<DeviceMem>,
     peers: Vec<Peer>,
+    /// Ranks whose processes can be looked at.
+    visible: Vec<u32>,
     control: Arc<Control>,
     #[allow(dead_code, reason = "held for its drop")]
     pinned: Arc<HostRegistration>,
@@ -89,9 +92,13 @@ impl Cuda {
 
     pub(super) fn forget(&mut self, _ptr: DevicePtr) {}
 
-    pub(super) fn close(self, _deadline: Instant) {
-        self.control.store(self.rank, CLOSED_OFFSET, 1);
-        retire(Some(self));
+    /// Waits for the kernels until `deadline`. Windows and control memory stay until the last one has ended, even
+    /// where that is later.
+    pub(super) fn close(self, tail: Tail, deadline: Instant) {
+        while !tail.is_done() && Instant::now() < deadline {
+            std::thread::sleep(CLOSE_PAUSE);
+        }
+        retire(Some(Left { cuda: self, tail }));
     }
 
     fn move_parts(
@@ -136,6 +143,8 @@ impl Cuda {
     }
 }
 
+/// How often a rank that closes looks whether its kernels have ended.
+const CLOSE_PAUSE: Duration = Duration::from_micros(50);
 /// Where a rank says in its own segment that it uses no window any more.
 const CLOSED_OFFSET: u64 = REPORT_OFFSET + 64;
 
@@ -162,29 +171,81 @@ fn compiled(
     Ok(kernels)
 }
 
-/// Keeps what a rank leaves until the others use it no more, and lets go of what earlier ones left.
+/// What a rank leaves, and where the last of its kernels ends.
+struct Left {
+    cuda: Cuda,
+    tail: Tail,
+}
+
+/// What ranks of this process may have left behind before it joins no communicator over devices: their windows add up.
+const LEFT_MAX: usize = 64;
+
+/// Keeps what a rank leaves until the others use it no more, and lets go of what earlier ones left; how many
+/// are kept.
 ///
 /// A kernel of a peer writes a last word after ours has ended, so a window outlives its rank: in one
-/// process each rank holds the others' windows, across processes it waits here for their word. Nothing here
-/// waits; what never gets its word is kept until the process ends.
-fn retire(rank: Option<Cuda>) {
-    static LEFT: Mutex<Vec<Cuda>> = Mutex::new(Vec::new());
+/// process each rank holds the others' windows, across processes it waits here for their word, or for their end.
+/// That goes for a communicator that failed or was aborted too: its kernels leave by themselves. Nothing here waits.
+fn retire(rank: Option<Left>) -> usize {
+    static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
 
     let mut gone = Vec::new();
     let mut left = lock(&LEFT);
     left.extend(rank);
     let all = std::mem::take(&mut *left);
-    for cuda in all {
+    for one in all {
+        let Left { cuda, tail } = &one;
         let others = cuda.peers.iter().zip(0..).filter(|(peer, _)| matches!(peer, Peer::There(_)));
-        let done = others.into_iter().all(|(_, rank)| cuda.control.load(rank, CLOSED_OFFSET) != 0);
-        if done && !cuda.control.is_aborted() { gone.push(cuda) } else { left.push(cuda) }
+        let others = others.map(|(_, rank)| (rank, cuda.visible.contains(&rank)));
+        match tail.is_done() && all_closed(&cuda.control, others) {
+            true => gone.push(one),
+            false => left.push(one),
+        }
     }
+    let kept = left.len();
     drop(left);
     // Without the lock: freeing device memory calls the driver.
     drop(gone);
+    kept
+}
+
+/// Says that this rank's last kernel has ended (not before: the others then free what it writes), and whether those of
+/// `others` have too. A rank whose process can be looked at (`true`) has also ended with it.
+fn all_closed(control: &Control, mut others: impl Iterator<Item = (u32, bool)>) -> bool {
+    control.store(control.rank(), CLOSED_OFFSET, 1);
+    others.all(|(rank, visible)| {
+        control.load(rank, CLOSED_OFFSET) != 0
+            || (visible && process_is_gone(control.process(rank)))
+    })
 }
 
 /// The device behind a rank.
 fn device_of<'a>(setup: &'a Setup<'_>) -> Option<&'a CudaDevice> {
     setup.gpu.as_cuda()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_is_free_once_the_others_closed_or_are_gone() {
+        let files: Vec<_> = (0..3).map(|_| Control::segment().unwrap()).collect();
+        let ranks: Vec<_> = (0..3).map(|rank| Control::join(rank, &files).unwrap()).collect();
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        ended.wait().unwrap();
+        // The word of the process is the owner's, 64 bytes into its segment.
+        ranks[2].store(2, 64, ended.id().into());
+        let closed = |visible: bool| all_closed(&ranks[0], [(1, true), (2, visible)].into_iter());
+        assert!(!closed(true));
+        assert_eq!(ranks[1].load(0, CLOSED_OFFSET), 1);
+        assert!(!all_closed(&ranks[1], [(0, true), (2, false)].into_iter()));
+        // A process of another namespace may be there though its number is not here.
+        assert!(!closed(false));
+        // Aborted ranks, too, are done with their windows once all closed.
+        ranks[0].abort();
+        assert!(closed(true));
+        ranks[2].store(2, CLOSED_OFFSET, 1);
+        assert!(closed(false));
+    }
 }

@@ -24,8 +24,8 @@
 //!   before the memory is freed. Both are local; handles are exchanged when a call first needs them,
 //!   through the executor's own channel (control words or its device memory), not through `exchange`,
 //!   which only works while all ranks are inside it.
-//! - [`close`](Executor::close) is called once nothing is in flight or after an abort, and never waits
-//!   longer than its deadline; what is still in flight then is leaked (quarantined).
+//! - [`close`](Executor::close) is given the [`Tail`] of what was queued, and never waits longer than its
+//!   deadline; what is still in flight then keeps its memory until the tail is done.
 //! - For graphs: `sequence` is what the host counted when the call was queued. An executor that supports
 //!   capture counts on the device instead, since a replay reuses its arguments.
 
@@ -46,7 +46,7 @@ use super::control::Control;
 use crate::config;
 use crate::core::collective::{Algorithm, Call};
 use crate::error::Result;
-use crate::gpu::{Buffer, Gpu, Stream};
+use crate::gpu::{Buffer, Event, Gpu, Stream};
 
 /// What an executor is made of. Every rank makes its own at the same time.
 pub(crate) struct Setup<'a> {
@@ -116,7 +116,16 @@ impl Settings {
     /// The defaults, overridden by `BEELINE_COMM_TIMEOUT` (seconds, for both deadlines), `BEELINE_COMM_PATH` (`staged`)
     /// and `BEELINE_COMM_CHUNK_BYTES`.
     pub fn from_env() -> Self {
-        let mut settings = Self::default();
+        Self::default().overridden()
+    }
+
+    /// [`Self::from_env`] with another default for both deadlines.
+    pub fn from_env_or(deadline: Duration) -> Self {
+        Self { deadline, join_deadline: deadline, ..Self::default() }.overridden()
+    }
+
+    fn overridden(self) -> Self {
+        let mut settings = self;
         if let Some(seconds) = config::comm_seconds() {
             settings.deadline = Duration::from_secs(seconds);
             settings.join_deadline = settings.deadline;
@@ -173,6 +182,28 @@ pub enum Factor {
     Device(DevicePtr),
 }
 
+/// Where the last call that was queued ends. A graph that a program still runs is not part of it.
+#[derive(Debug)]
+pub(crate) enum Tail {
+    /// Nothing was queued.
+    Idle,
+    /// This event stands behind all calls.
+    Event(Event),
+    /// No event could be recorded: what was queued may be running.
+    Unknown,
+}
+
+impl Tail {
+    /// Whether nothing runs any more, as far as can be seen; never waits.
+    pub(crate) fn is_done(&self) -> bool {
+        match self {
+            Self::Idle => true,
+            Self::Event(event) => event.is_done().unwrap_or(false),
+            Self::Unknown => false,
+        }
+    }
+}
+
 /// Carries out the calls of one rank.
 pub(crate) enum Executor {
     /// Kernels and copy engines.
@@ -194,7 +225,7 @@ impl Executor {
             let agreed = all.iter().all(|given| given.bytes == [1]);
             match joined {
                 Ok(cuda) if agreed => return Ok(Self::Cuda(Box::new(cuda))),
-                Ok(cuda) => cuda.close(Instant::now()),
+                Ok(cuda) => cuda.close(Tail::Idle, Instant::now()),
                 Err(error) if error.is_no_route() => {
                     tracing::info!(%error, "collectives go through host memory");
                 }
@@ -234,9 +265,9 @@ impl Executor {
     }
 
     /// The end. Never waits beyond `deadline`.
-    pub(crate) fn close(self, deadline: Instant) {
+    pub(crate) fn close(self, tail: Tail, deadline: Instant) {
         match self {
-            Self::Cuda(cuda) => cuda.close(deadline),
+            Self::Cuda(cuda) => cuda.close(tail, deadline),
             Self::Staged(staged) => staged.close(deadline),
         }
     }

@@ -12,9 +12,9 @@ use beeline_sys::cuda::collective::{
 use beeline_sys::cuda::{DeviceMem, HostRegistration, Stream as Handle};
 
 use super::verify::{self, Probe};
-use super::{Cuda, Peer, REPORT_OFFSET, device_of, retire};
+use super::{Cuda, LEFT_MAX, Peer, REPORT_OFFSET, device_of, process_is_gone, retire};
 use crate::collective::control::ABORT_OFFSET;
-use crate::collective::executor::Setup;
+use crate::collective::executor::{Setup, Tail};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{DeviceId, Gpu};
 use crate::lock;
@@ -36,8 +36,8 @@ struct Offer {
 const OFFER_BYTES: usize = 1 + 4 + 16 + 8 + 64;
 
 pub(super) fn join(setup: &mut Setup<'_>) -> Result<Cuda> {
-    retire(None);
-    let own = Own::new(setup);
+    let kept = retire(None);
+    let own = if kept < LEFT_MAX { Own::new(setup) } else { Err(crowded(kept)) };
     let offer = own.as_ref().map_or(Offer::UNFIT, |own| own.offer);
     let given = (setup.exchange)(&offer.encode(), Vec::new())?;
     let offers: Vec<Offer> =
@@ -47,6 +47,8 @@ pub(super) fn join(setup: &mut Setup<'_>) -> Result<Cuda> {
     let answers = (setup.exchange)(&[u8::from(joined.is_ok())], Vec::new())?;
     let first = answers.iter().position(|answer| answer.bytes.first() != Some(&1));
     match (joined, first) {
+        // Not to be hidden behind the slow path.
+        (Err(error), _) if error.code() == CROWDED => Err(error),
         (Err(error), _) => Err(no_route(error)),
         (Ok(_), Some(rank)) => Err(Error::new(
             Kind::NoRoute,
@@ -68,7 +70,7 @@ fn verified(cuda: Cuda, setup: &mut Setup<'_>) -> Result<Cuda> {
     if checked.is_ok() && first.is_none() {
         return Ok(cuda);
     }
-    cuda.close(Instant::now());
+    cuda.close(Tail::Idle, Instant::now());
     match (checked, first) {
         (Err(error), _) => Err(no_route(error)),
         (Ok(()), rank) => {
@@ -78,6 +80,17 @@ fn verified(cuda: Cuda, setup: &mut Setup<'_>) -> Result<Cuda> {
                 .with_reasons(vec![Reason::with(Code::ProbeTransfer, detail)]))
         }
     }
+}
+
+const CROWDED: &str = "collective-crowded";
+
+fn crowded(kept: usize) -> Error {
+    let text = format!(
+        "{kept} communicators that this process ended still have kernels queued, or wait for ranks of other processes"
+    );
+    Error::refused(text)
+        .coded(CROWDED)
+        .remedy("destroy or abort a communicator on all of its ranks, and let its streams finish")
 }
 
 /// Whatever kept this rank from joining: the way through host memory is open.
@@ -144,7 +157,9 @@ impl Own {
         comm.push_at = push_at(setup.ranks);
         comm.chunk = chunk_bytes(setup.ranks);
         comm.ll_blocks = ll_blocks(setup.ranks) as u32;
+        let visible = (0..setup.ranks).filter(|r| !process_is_gone(setup.control.process(*r)));
         Ok(Cuda {
+            visible: visible.collect(),
             rank: setup.rank,
             ranks: setup.ranks,
             device: device.info().id.to_string(),

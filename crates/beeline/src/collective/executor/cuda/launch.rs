@@ -11,7 +11,8 @@ use beeline_sys::cuda::{DeviceMem, Stream as Handle};
 use super::Cuda;
 use super::report::words;
 use crate::collective::executor::{Factor, Place, Posted};
-use crate::core::collective::{Call, Collective, DataType, RedOp};
+use crate::core::addr::ByteRange;
+use crate::core::collective::{Call, CallError, Collective, DataType, RedOp};
 use crate::error::{Error, Result};
 
 /// Parts up to this many bytes travel as packets; measured on two H200 (docs/p2p.md). Both sides of a part
@@ -32,8 +33,11 @@ impl Cuda {
         let size = call.dtype.size_bytes().ok_or_else(|| unknown(call))?;
         let bytes = call.count.checked_mul(size).ok_or_else(|| unknown(call))?;
         let mut held = Held::new();
-        let input = address(&posted.input, &mut held)?;
-        let output = address(&posted.output, &mut held)?;
+        let invalid = |error: CallError| Error::refused(error.to_string());
+        let read = call.input_bytes(self.rank, self.ranks).map_err(invalid)?;
+        let written = call.output_bytes(self.rank, self.ranks).map_err(invalid)?;
+        let input = address(&posted.input, read, "input", &mut held)?;
+        let output = address(&posted.output, written, "output", &mut held)?;
         let (packed, word) = words(call);
         if bytes == 0 || call.kind == Collective::Barrier {
             return self.barrier((packed, word), stream);
@@ -101,10 +105,10 @@ impl Cuda {
                 *used = true;
                 args.comm.call = packed;
                 if sending {
-                    part.send = address(&posted.input, &mut held)?;
+                    part.send = address(&posted.input, bytes, "input", &mut held)?;
                     (part.send_bytes, part.send_word) = (bytes, word);
                 } else {
-                    part.recv = address(&posted.output, &mut held)?;
+                    part.recv = address(&posted.output, bytes, "output", &mut held)?;
                     (part.recv_bytes, part.recv_word) = (bytes, word);
                 }
             }
@@ -325,18 +329,30 @@ fn kernels_of(call: &Call) -> Result<KernelSet> {
     Ok(KernelSet::Reduce(element, operator))
 }
 
-/// The device's address of a place, whose memory is added to `held` where it is a buffer's.
-fn address(place: &Place, held: &mut Held) -> Result<u64> {
+/// The device's address of `bytes` bytes at a place, whose memory is added to `held` where it is a buffer's; 0
+/// where there are none. Foreign memory is as long as the caller says.
+fn address(place: &Place, bytes: u64, what: &str, held: &mut Held) -> Result<u64> {
     match place {
-        Place::None => Ok(0),
-        Place::Foreign(ptr) => Ok(ptr.as_u64()),
+        _ if bytes == 0 => Ok(0),
+        Place::None => {
+            Err(Error::refused(format!("the call has {bytes} bytes of {what}, and no memory")))
+        }
+        Place::Foreign(ptr) => {
+            let end = ptr.as_u64().checked_add(bytes);
+            end.map(|_| ptr.as_u64()).ok_or_else(|| {
+                Error::refused(format!("{bytes} bytes of {what} at {ptr} end beyond 64 bits"))
+            })
+        }
         Place::Buffer(buffer, offset) => {
+            let range = ByteRange::new(*offset, bytes).ok_or_else(|| {
+                Error::refused(format!("{what} at byte {offset} ends beyond 64 bits"))
+            })?;
+            let part = buffer.slice(range)?;
             let memory = buffer.as_cuda().ok_or_else(|| {
                 Error::refused(format!("a buffer of {} in a call of CUDA ranks", buffer.gpu().id()))
             })?;
             held.push(Arc::clone(memory));
-            let at = buffer.ptr().as_u64().checked_add(*offset);
-            at.ok_or_else(|| Error::refused(format!("offset {offset} lies outside the buffer")))
+            Ok(part.ptr().as_u64())
         }
     }
 }
@@ -344,4 +360,37 @@ fn address(place: &Place, held: &mut Held) -> Result<u64> {
 #[cold]
 fn unknown(call: &Call) -> Error {
     Error::refused(format!("no kernel carries out {call}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::SimConfig;
+    use crate::core::addr::DevicePtr;
+    use crate::gpu::Gpu;
+
+    #[test]
+    fn places_have_the_bytes_of_the_call() {
+        let gpu = Gpu::simulated(&SimConfig::default()).unwrap();
+        let buffer = gpu.alloc(4096).unwrap();
+        let within = |place: Place, bytes| address(&place, bytes, "input", &mut Held::new());
+        let foreign = |at| Place::Foreign(DevicePtr::new(at));
+        for (place, bytes, expected) in [
+            (Place::None, 0, Ok(0)),
+            (Place::None, 1, Err("no memory")),
+            (foreign(64), 8, Ok(64)),
+            (foreign(64), 0, Ok(0)),
+            (foreign(u64::MAX - 7), 8, Err("beyond 64 bits")),
+            (Place::Buffer(buffer.clone(), 4090), 8, Err("cannot use this part")),
+            (Place::Buffer(buffer.clone(), u64::MAX), 8, Err("beyond 64 bits")),
+            // Inside; what is wrong with it is the device alone.
+            (Place::Buffer(buffer, 4088), 8, Err("in a call of CUDA ranks")),
+        ] {
+            match (within(place, bytes), expected) {
+                (Ok(at), Ok(wanted)) => assert_eq!(at, wanted),
+                (Err(error), Err(part)) => assert!(error.to_string().contains(part), "{error}"),
+                (got, wanted) => panic!("{got:?}, not {wanted:?}"),
+            }
+        }
+    }
 }

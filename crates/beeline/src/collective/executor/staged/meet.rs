@@ -175,7 +175,7 @@ impl Shared {
 }
 
 /// Whether a process of this host has ended, also where nobody has taken note of that yet.
-pub(super) fn process_is_gone(process: u64) -> bool {
+pub(in crate::collective::executor) fn process_is_gone(process: u64) -> bool {
     if process == 0 || process == u64::from(std::process::id()) {
         return false;
     }

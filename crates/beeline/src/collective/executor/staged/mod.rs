@@ -14,6 +14,8 @@ mod meet;
 mod run;
 mod transfer;
 
+pub(super) use meet::process_is_gone;
+
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Condvar, Mutex};
@@ -125,7 +127,7 @@ impl Staged {
         };
         let segments: std::io::Result<Vec<HostMem>> = files.iter().map(map).collect();
         let visible =
-            (0..ranks).map(|peer| !meet::process_is_gone(setup.control.process(peer))).collect();
+            (0..ranks).map(|peer| !process_is_gone(setup.control.process(peer))).collect();
         let shared = Arc::new(Shared {
             control: Arc::clone(&setup.control),
             gpu: setup.gpu.clone(),
