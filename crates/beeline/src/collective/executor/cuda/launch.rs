@@ -179,6 +179,9 @@ impl Cuda {
     /// Each rank reduces one part and gives it to all. Parts are equal; what does not divide goes in one
     /// shot. The order of ranks is that of one shot, and so are the bits.
     fn two_shot(&mut self, call: &Call, work: Work<'_>, stream: &Handle) -> Result<()> {
+        // Compiled before the first launch: compiling may wait for the device, whose kernel waits for ranks
+        // that this thread may have yet to queue.
+        self.kernels(KernelSet::Move)?;
         let size = call.dtype.size_bytes().ok_or_else(|| unknown(call))?;
         let ranks = u64::from(self.ranks);
         // Whole 16 bytes, so that every part is aligned as the whole is.
