@@ -263,8 +263,8 @@ impl Worker {
                     line.push_back(flight);
                 }
             }
-            Err(_) => {
-                to.give_back(slot);
+            Err(failed) => {
+                to.give_up(slot, &failed);
                 if entry.1 == [0; 2] {
                     self.of_qp.remove(&qpn);
                 }
