@@ -10,6 +10,11 @@
 //! allocation for a GPU of its own and says so; only then is it named in packets. Until then, and where
 //! the two GPUs cannot reach each other, its bytes go through the ring.
 //!
+//! **Trust.** Host memory is sealed before it is passed: a peer cannot write it. The handle of GPU memory
+//! stands for the *whole* allocation, and carries no rights: this library maps it read-only where the
+//! device can, but another program at the other end could map it for writing, and keep it. So GPU memory
+//! is passed to processes that are trusted with all of its allocation.
+//!
 //! Of a peer's messages so many are read at a time, and numbers only grow: a peer that sends without end
 //! holds nobody up and fills nothing.
 
