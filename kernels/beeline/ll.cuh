@@ -36,17 +36,17 @@ DEVICE bool ll_begin(const Comm &c, LlShared &s, u32 sends, u32 headers_to, u32 
             s.counters[p] = Counters{q.x, q.y, q.z, 0};
             store_word(c.windows[p] + ll_counters(c, c.rank) + 8, q.y);
             if (sends >> p & 1 && q.x - q.z >= LL_SLOTS &&
-                !wait_reaches(c, own + ll_counters(c, p) + 8, q.x - (LL_SLOTS - 1), p, PHASE_CREDIT, Expected{0, 0}))
+                !wait_reaches(c, own + ll_counters(c, p) + 8, q.x - (LL_SLOTS - 1), p, PHASE_CREDIT, Expected{0, 0, 0}))
                 s.bad = 1;
         }
     } else if (thread_index() >= ll_workers()) {
         u32 p = thread_index() - ll_workers();
         if (p < c.ranks && p != c.rank) {
-            s.headers[p] = Expected{in, 0};
+            s.headers[p] = Expected{in, 0, 0};
             if (block_index() == 0) {
                 Quad calls = load_packet(own + AT_CALLS + p * 16);
                 if (headers_to >> p & 1) send_header(c, p, calls.x + 1, out);
-                if (headers_from >> p & 1) s.headers[p].number = calls.y + 1;
+                if (headers_from >> p & 1) s.headers[p] = Expected{in, calls.y + 1, 1};
             }
         }
     }
@@ -54,9 +54,14 @@ DEVICE bool ll_begin(const Comm &c, LlShared &s, u32 sends, u32 headers_to, u32 
     return s.bad == 0;
 }
 
+// What packets of the message `number` carry. Numbers wrap, and 0 is what a packet says that was never written:
+// message 0 says 1, which no other message of its slot does.
+static_assert(LL_SLOTS % 2 == 0, "messages 0 and 1 share a slot");
+DEVICE u32 ll_flag(u32 number) { return number > 1 ? number : 1; }
+
 // One packet from `source`, waited for.
 DEVICE bool ll_take(const Comm &c, LlShared &s, u64 at, u32 source, u64 *value) {
-    u32 flag = s.counters[source].received + 1;
+    u32 flag = ll_flag(s.counters[source].received + 1);
     u64 started = 0;
 #pragma unroll 1
     for (;;) {
@@ -129,8 +134,8 @@ DEVICE void ll_move(const MoveArgs &a, LlShared &s) {
         u32 p = (c.rank + step) % c.ranks;
         if (!(sends >> p & 1)) continue;
         u64 bytes = ll_share(c, a.parts[p].send_bytes, &start), from_at = a.parts[p].send + start;
-        u32 flag = s.counters[p].sent + 1;
-        u64 to_at = ll_region(c, c.rank, p, flag);
+        u32 number = s.counters[p].sent + 1, flag = ll_flag(number);
+        u64 to_at = ll_region(c, c.rank, p, number);
 #pragma unroll 1
         for (u64 i = thread_index(); i * 8 < bytes; i += workers)
             ll_put(to_at + i * 16, flag, step == 1 && i == thread_index() ? first : load8(from_at + i * 8, bytes - i * 8));
@@ -178,8 +183,8 @@ DEVICE void ll_reduce(const ReduceArgs &a, LlShared &s) {
         u32 p = (c.rank + step) % c.ranks;
         if (!(a.send_mask >> p & 1)) continue;
         u64 from_at = a.in + p * a.stride + start;
-        u32 flag = s.counters[p].sent + 1;
-        u64 to_at = ll_region(c, c.rank, p, flag);
+        u32 number = s.counters[p].sent + 1, flag = ll_flag(number);
+        u64 to_at = ll_region(c, c.rank, p, number);
 #pragma unroll 1
         for (u64 i = thread_index(); i * 8 < bytes; i += workers)
             ll_put(to_at + i * 16, flag, weighed(step == 1 && i == thread_index() ? first : load8(from_at + i * 8, bytes - i * 8)));

@@ -60,7 +60,7 @@ DEVICE void push_begin(const Comm &c, PushShared &s, u32 headers_to, u32 headers
         u64 own = c.windows[c.rank];
         Quad calls = load_packet(own + AT_CALLS + p * 16), q = load_packet(own + push_counters(p));
         s.counters[p] = Counters{q.x, q.y, q.z, q.w};
-        s.headers[p] = Expected{in, first && headers_from >> p & 1 ? calls.y + 1 : 0};
+        s.headers[p] = Expected{in, calls.y + 1, first & headers_from >> p & 1};
         if (first && headers_to >> p & 1) send_header(c, p, calls.x + 1, out);
     }
     barrier(0, block_threads());

@@ -8,17 +8,18 @@
 #define SPINS 2048
 #endif
 
-// The header that is to come from a peer: its number (0: not this block's matter) and its second word.
+// The header that is to come from a peer: its second word, its number (a counter that wraps: 0 is one like any
+// other), and whether it is this block's matter at all.
 struct Expected {
     u64 word;
-    u32 number;
+    u32 number, mine;
 };
 
 // The header that `e` expects from `peer`: 1 it says what ours says, 0 not there (yet), -1 it
 // says something else.
 DEVICE int compare_header(const Comm &c, u32 peer, const Expected &e, u64 *theirs) {
+    if (!e.mine) return 0;
     u32 number = e.number;
-    if (number == 0) return 0;
     u64 at = c.windows[c.rank] + AT_HEADERS + ((u64)peer * HEADERS + number % HEADERS) * 32;
     Quad a = load_packet(at), b = load_packet(at + 16);
     if (a.y != number || a.w != number || b.y != number || b.w != number) return 0;

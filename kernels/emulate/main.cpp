@@ -13,6 +13,8 @@
 
 static const u32 CHUNK = 4096, THREADS = 128, BLOCKS = 2;
 static int failures = 0;
+// Where the counters of a new world stand, as if there had been that many calls, messages and chunks.
+static u32 counters_at = 0;
 #define CHECK(what, ...)                 \
     do {                                 \
         if (!(what)) {                   \
@@ -34,9 +36,18 @@ struct World {
         for (u32 r = 0; r < n; r++) {
             windows.push_back((u8 *)aligned_alloc(4096, bytes));
             memset(windows[r], 0, bytes);
+            count_on(windows[r]);
             reports.push_back((Report *)calloc(1, sizeof(Report)));
             aborts.push_back((u32 *)calloc(1, 64));
         }
+    }
+    // What as many calls leave behind; packets were short, so that none is where a longer message comes.
+    static void count_on(u8 *window) {
+        auto fill = [&](u64 from, u64 to) {
+            for (u64 at = from; counters_at && at < to; at += 4) memcpy(window + at, &counters_at, 4);
+        };
+        fill(AT_CALLS, AT_CALLS + RANKS_MAX * 16);
+        fill(AT_HEADERS, AT_PUSH_FLAGS + (u64)PUSH_BLOCKS * RANKS_MAX * PUSH_SLOTS * 4);
     }
     ~World() {
         for (u32 r = 0; r < n; r++) free(windows[r]), free(reports[r]), free(aborts[r]);
@@ -219,6 +230,16 @@ int main() {
         }
     for (bool push : {false, true})
         for (int kind : {0, 1, 2, 3}) troubles(push, kind);
+    for (u32 start : {0xfffffffdu, 0xffffffffu}) // counters wrap on the way
+        for (bool push : {false, true}) {
+            counters_at = start;
+            moves(3, push, 5000, 1, false);
+            moves(2, push, 9000, 0, false, true);
+            reduces<F32, SUM>("wrapping", 2, push, ALL_REDUCE, 5000, 0, true, Weigh{});
+            reduces<F32, SUM>("wrapping", 3, push, REDUCE, 2000, 0, false, Weigh{});
+            for (int kind : {0, 1}) troubles(push, kind);
+        }
+    counters_at = 0;
     host_fault = 1; // packets torn for long
     for (bool push : {false, true}) {
         moves(2, push, 3000, 0, false, true);

@@ -118,6 +118,9 @@ pub fn measure(from: &Gpu, to: &Gpu, bytes: u64, deadline: Instant) -> Result<Me
     let (a, b) = (Side::new(from, bytes)?, Side::new(to, bytes)?);
     let mut found = Measured { route: path.route(), figures: Vec::new() };
     if path.route() == Route::Staged {
+        // What was given is there, and nothing of it where it is to arrive: each waits for its device.
+        a.blank(deadline)?;
+        b.blank(deadline)?;
         let started = Instant::now();
         path.copy((&b.taken, 0), (&a.given, 0), bytes, deadline)?;
         found.figures.push((What::Copy, rate(bytes, started.elapsed())));

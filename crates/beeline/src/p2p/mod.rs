@@ -16,11 +16,12 @@ use std::fmt;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use beeline_core::addr::ByteRange;
 use beeline_core::plan::Mode;
 use beeline_core::reason::{Code, Reason};
 
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{Buffer, DeviceId, Gpu, PinnedMem, Stream};
+use crate::gpu::{Buffer, DeviceId, Event, Gpu, PinnedMem, Stream};
 use crate::lock;
 
 /// Bytes of pinned memory of a staged path: two pieces that take turns.
@@ -87,6 +88,11 @@ struct Stage {
     host: PinnedMem,
     out: Stream,
     back: Stream,
+    /// Reached when what each half held has arrived. Outlives the call: a copy that was given up on may
+    /// still be under way.
+    free: [Option<Event>; 2],
+    /// The device may still read a half, and nothing tells until when.
+    broken: bool,
 }
 
 impl Path {
@@ -120,7 +126,9 @@ impl Path {
             let text = format!("no direct way from {} to {}", from.id(), to.id());
             return Err(Error::new(Kind::NoRoute, text).with_reasons(refused));
         }
-        let stage = Stage { host: from.pin(STAGE_BYTES)?, out: from.stream()?, back: to.stream()? };
+        let (out, back) = (from.stream()?, to.stream()?);
+        let host = from.pin(STAGE_BYTES)?;
+        let stage = Stage { host, out, back, free: [None, None], broken: false };
         let mut path = make(Route::Staged, refused)?;
         path.stage = Some(Mutex::new(stage));
         Ok(path)
@@ -163,7 +171,7 @@ impl Path {
             stream.copy_on_device(dst, dst_offset, src, src_offset, len)?;
             return stream.synchronize(deadline);
         };
-        staged(&lock(stage), (dst, dst_offset), (src, src_offset), len, deadline)
+        staged(&mut lock(stage), (dst, dst_offset), (src, src_offset), len, deadline)
     }
 }
 
@@ -175,27 +183,35 @@ impl fmt::Debug for Path {
 
 /// Piece by piece through host memory: while one half goes out, the other comes in.
 fn staged(
-    stage: &Stage,
+    stage: &mut Stage,
     (dst, dst_offset): (&Buffer, u64),
     (src, src_offset): (&Buffer, u64),
     len: u64,
     deadline: Instant,
 ) -> Result<()> {
     const PIECE: u64 = STAGE_BYTES / 2;
-    let mut free = [None, None];
+    if stage.broken {
+        return Err(Error::refused("an earlier copy of this path failed half-way: open it anew"));
+    }
+    // Before the first piece goes: the whole of both.
+    for (buffer, offset) in [(src, src_offset), (dst, dst_offset)] {
+        buffer.slice(ByteRange { start: offset, len })?;
+    }
     let (mut done, mut half) = (0, 0_usize);
     while done < len {
         let part = PIECE.min(len - done);
         let at = half as u64 * PIECE;
-        // A half is written again once what it held has arrived.
-        if let Some(event) = free.get_mut(half).and_then(Option::take) {
-            stage.out.wait_event(&event)?;
+        // A half is written again once what it held has arrived, in this call or an earlier one.
+        if let Some(event) = stage.free.get(half).and_then(Option::as_ref) {
+            stage.out.wait_event(event)?;
         }
-        stage.out.copy_to_host(&stage.host, at, src, src_offset.saturating_add(done), part)?;
+        stage.out.copy_to_host(&stage.host, at, src, src_offset + done, part)?;
         stage.back.wait_event(&stage.out.record()?)?;
-        stage.back.copy_to_device(dst, dst_offset.saturating_add(done), &stage.host, at, part)?;
-        if let Some(place) = free.get_mut(half) {
-            *place = Some(stage.back.record()?);
+        let back = &stage.back;
+        let queued = back.copy_to_device(dst, dst_offset + done, &stage.host, at, part);
+        let arrived = queued.and_then(|()| back.record()).inspect_err(|_| stage.broken = true)?;
+        if let Some(place) = stage.free.get_mut(half) {
+            *place = Some(arrived);
         }
         done += part;
         half = 1 - half;
@@ -279,6 +295,43 @@ mod tests {
             moves(&path, &a, &b);
         }
         assert_eq!(Path::open(&a, &a, &options(Mode::Auto)).unwrap().route(), Route::Local);
+    }
+
+    #[test]
+    fn a_staged_copy_that_was_given_up_on_keeps_its_halves_and_nothing_outside_is_begun() {
+        let (a, b) = pair();
+        let path = Path::open(&a, &b, &options(Mode::Software)).unwrap();
+        let (src, dst) = (a.alloc(9 << 20).unwrap(), b.alloc(9 << 20).unwrap());
+        let (first, second) = (vec![1; 64], vec![2; 64]);
+        let put = |bytes: &[u8]| {
+            let (host, stream) = (a.pin(64).unwrap(), a.stream().unwrap());
+            host.mem().write(0, bytes).unwrap();
+            stream.copy_to_device(&src, 0, &host, 0, 64).unwrap();
+            stream.synchronize(soon()).unwrap();
+        };
+        let get = |at| {
+            let (host, stream) = (b.pin(64).unwrap(), b.stream().unwrap());
+            stream.copy_to_host(&host, 0, &dst, at, 64).unwrap();
+            stream.synchronize(soon()).unwrap();
+            let mut bytes = vec![0; 64];
+            host.mem().read(0, &mut bytes).unwrap();
+            bytes
+        };
+        put(&first);
+        // The way back hangs: the half still holds what is to arrive.
+        b.as_sim().unwrap().faults().arm(Site::Copy, 0, Effect::Stall);
+        let short = Instant::now() + Duration::from_millis(300);
+        assert!(path.copy((&dst, 0), (&src, 0), 64, short).unwrap_err().is_timeout());
+        put(&second);
+        let short = Instant::now() + Duration::from_millis(300);
+        assert!(path.copy((&dst, 64), (&src, 0), 64, short).unwrap_err().is_timeout());
+        b.as_sim().unwrap().faults().release();
+        path.copy((&dst, 128), (&src, 0), 64, soon()).unwrap();
+        assert_eq!([get(0), get(64), get(128)], [first, second.clone(), second]);
+        // The second piece of this one would be outside.
+        let before = get(0);
+        assert!(path.copy((&dst, 0), (&src, 64), 9 << 20, soon()).unwrap_err().is_refused());
+        assert_eq!(get(0), before);
     }
 
     #[test]

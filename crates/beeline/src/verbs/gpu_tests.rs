@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::config::SimConfig;
+use crate::gpu::sim::{Effect, Site};
 use crate::gpu::{Buffer, Gpu, Profile};
 use crate::memory::Atomicity;
 
@@ -267,6 +268,33 @@ fn pinned_memory_does_not_move_and_says_who_holds_it() {
     let pd = nic.open().alloc_pd().unwrap();
     let error = pd.reg_gpu_dynamic(&plain.alloc(4096).unwrap(), Access::ALL).unwrap_err();
     assert_eq!(error.code(), "dynamic-unsupported");
+}
+
+#[test]
+fn a_nic_ends_though_a_copy_does_not_and_the_copy_keeps_its_memory() {
+    let (nic_a, nic_b) = nics(false);
+    let (a, b) = connected(
+        Side::new(&nic_a, Profile::Plain, false),
+        Side::new(&nic_b, Profile::Plain, false),
+    );
+    let gpu = b.gpu.clone();
+    let faults = gpu.as_sim().unwrap().faults();
+    faults.arm(Site::Copy, 0, Effect::Stall);
+    a.post(1, SendOp::Write { remote: b.mr.remote_at(0), imm: None }, 0, 4096);
+    let end = Instant::now() + WAIT;
+    while faults.stalled() == 0 {
+        assert!(Instant::now() < end, "the copy has not begun");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop((a, b, nic_a, nic_b));
+    assert_eq!(faults.stalled(), 1);
+    assert!(gpu.usage().allocated >= BYTES);
+    faults.release();
+    let end = Instant::now() + WAIT;
+    while gpu.usage().allocated > 0 {
+        assert!(Instant::now() < end, "{} bytes are still held", gpu.usage().allocated);
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[test]

@@ -58,8 +58,11 @@ pub(super) struct Lane {
     small: Vec<u64>,
     /// A word of device memory for each small slot, where atomics leave the old value.
     words: Buffer,
-    /// A copy of this thread's did not end: its memory may still be used.
+    /// A copy did not end, or nothing tells when one does: its memory may still be used. Nothing is
+    /// started any more.
     stuck: bool,
+    /// Slots that a copy may still use, which are never given out again.
+    kept: u32,
 }
 
 impl Lane {
@@ -75,6 +78,7 @@ impl Lane {
             small: (0..SMALL_SLOTS).map(|n| SLOTS * SLOT_BYTES + n * SMALL_BYTES).collect(),
             words: gpu.alloc(SMALL_SLOTS * 8)?,
             stuck: false,
+            kept: 0,
         })
     }
 
@@ -109,11 +113,47 @@ impl Lane {
         }
     }
 
+    /// Takes a slot back after [`start`](Self::start) failed. Where the device may use it, and no event
+    /// says until when, it is kept for good.
+    pub(super) fn give_up(&mut self, slot: Option<Slot>, failed: &NotStarted) {
+        let error = match failed {
+            NotStarted::Nothing(error) => {
+                tracing::debug!(%error, "work of a GPU was not started");
+                return self.give_back(slot);
+            }
+            NotStarted::MaybeQueued(error) => error,
+        };
+        self.stuck = true;
+        self.kept = self.kept.saturating_add(u32::from(slot.is_some()));
+        let (gpu, kept) = (self.gpu.id(), self.kept);
+        tracing::warn!(%gpu, kept, %error, "work of a GPU cannot be followed: its memory is out of reach");
+    }
+
     /// Queues a copy or a kernel; behind everything of the other direction where `behind`.
     ///
     /// # Errors
-    /// What the device says; where watched memory is gone.
-    pub(super) fn start(&mut self, run: Run<'_>, dir: Dir, behind: bool) -> Result<Event> {
+    /// What the device says; where watched memory is gone; after work that could not be followed.
+    pub(super) fn start(
+        &mut self,
+        run: Run<'_>,
+        dir: Dir,
+        behind: bool,
+    ) -> Result<Event, NotStarted> {
+        let mut queued = false;
+        self.queue(run, dir, behind, &mut queued).map_err(|error| match queued {
+            true => NotStarted::MaybeQueued(error),
+            false => NotStarted::Nothing(error),
+        })
+    }
+
+    /// As [`start`](Self::start); sets `queued` once the device may have something to do.
+    fn queue(&mut self, run: Run<'_>, dir: Dir, behind: bool, queued: &mut bool) -> Result<Event> {
+        self.check()?;
+        let mut push = |outcome: Result<()>| {
+            // A refusal comes before anything is queued; of another failure nobody knows.
+            *queued |= !outcome.as_ref().is_err_and(Error::is_refused);
+            outcome
+        };
         let [out, into] = &self.streams;
         let stream = if dir == Dir::Out { out } else { into };
         if behind && let Some(Some(event)) = self.last.get(dir.other() as usize) {
@@ -122,16 +162,16 @@ impl Lane {
         match run {
             Run::ToSlot { from, at, len, slot, watch } => {
                 watch.map_or(Ok(()), GpuMemory::check)?;
-                stream.copy_to_host(&self.staging, slot.offset, from, at, len)?;
+                push(stream.copy_to_host(&self.staging, slot.offset, from, at, len))?;
             }
             Run::FromSlot { to, at, len, slot, fill, watch } => {
                 self.fill(slot, &fill, len)?;
                 watch.check()?;
-                stream.copy_to_device(to, at, &self.staging, slot.offset, len)?;
+                push(stream.copy_to_device(to, at, &self.staging, slot.offset, len))?;
             }
             Run::Across { to, at, from, from_at, len, watch } => {
                 watch.check()?;
-                stream.copy_on_device(to, at, from, from_at, len)?;
+                push(stream.copy_on_device(to, at, from, from_at, len))?;
             }
             Run::Atomic { word, at, kind, slot, watch } => {
                 watch.check()?;
@@ -150,8 +190,8 @@ impl Lane {
                     KernelArg::U64(a),
                     KernelArg::U64(b),
                 ];
-                stream.launch("atomic_u64", &args)?;
-                stream.copy_to_host(&self.staging, slot.offset, &old, 0, 8)?;
+                push(stream.launch("atomic_u64", &args))?;
+                push(stream.copy_to_host(&self.staging, slot.offset, &old, 0, 8))?;
             }
             Run::Nothing => return Err(Error::refused("no memory to work on")),
         }
@@ -219,6 +259,13 @@ impl Lane {
         })
     }
 
+    fn check(&self) -> Result<()> {
+        match self.stuck {
+            true => Err(Error::refused("an earlier copy of the device did not end")),
+            false => Ok(()),
+        }
+    }
+
     fn in_steps(
         &mut self,
         len: u64,
@@ -227,9 +274,7 @@ impl Lane {
         let own = STAGING_BYTES - OWN_BYTES;
         let mut done = 0;
         while done < len {
-            if self.stuck {
-                return Err(Error::refused("an earlier copy of the device did not end"));
-            }
+            self.check()?;
             let step = OWN_BYTES.min(len - done);
             work(self, own, done, step).inspect_err(|error| self.stuck = error.is_timeout())?;
             done += step;
@@ -238,6 +283,46 @@ impl Lane {
     }
 }
 
+/// Why nothing will come of a [`Lane::start`].
+#[derive(Debug)]
+pub(super) enum NotStarted {
+    /// The device has nothing to do.
+    Nothing(Error),
+    /// It may have.
+    MaybeQueued(Error),
+}
+
 fn part(buffer: &Buffer, at: u64, len: u64) -> Result<Buffer> {
     buffer.slice(ByteRange { start: at, len })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::SimConfig;
+
+    #[test]
+    fn a_slot_comes_back_only_where_nothing_may_use_it() {
+        let config = SimConfig { memory_bytes: 8 << 20, ..SimConfig::default() };
+        let gpu = Gpu::simulated(&config).unwrap();
+        let mut lane = Lane::new(&gpu).unwrap();
+        let from = gpu.alloc(64).unwrap();
+        let copy = |slot, len| Run::ToSlot { from: &from, at: 0, len, slot, watch: None };
+        let free = |lane: &Lane| (lane.large.len() + lane.small.len()) as u64;
+        // Outside: refused, and the slot is free again.
+        let slot = lane.take_slot(64).unwrap();
+        let failed = lane.start(copy(slot, 65), Dir::Out, false).unwrap_err();
+        assert!(matches!(failed, NotStarted::Nothing(_)), "{failed:?}");
+        lane.give_up(Some(slot), &failed);
+        assert_eq!((free(&lane), lane.kept), (SLOTS + SMALL_SLOTS, 0));
+        // What may be under way keeps its slot, and nothing is queued behind it.
+        let slot = lane.take_slot(64).unwrap();
+        lane.start(copy(slot, 64), Dir::Out, false).unwrap();
+        lane.give_up(Some(slot), &NotStarted::MaybeQueued(Error::refused("no event")));
+        assert_eq!((free(&lane), lane.kept), (SLOTS + SMALL_SLOTS - 1, 1));
+        let slot = lane.take_slot(64).unwrap();
+        let failed = lane.start(copy(slot, 64), Dir::Out, false).unwrap_err();
+        assert!(matches!(failed, NotStarted::Nothing(_)), "{failed:?}");
+        assert!(lane.read(&from, 0, 8, &mut Vec::new()).unwrap_err().is_refused());
+    }
 }

@@ -261,7 +261,7 @@ impl Memories {
     pub(super) fn lend(&mut self, region: RegionId, number: u64) {
         self.given.insert(region, (number, 0));
         if let Some(peer) = &self.peer {
-            lock(peer).is_mapped(number);
+            lock(peer).lend(number);
         }
     }
 

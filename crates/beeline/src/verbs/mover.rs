@@ -32,6 +32,15 @@ const SPIN: Duration = Duration::from_micros(50);
 /// Looks at copies in flight before the thread lets others run between two of them.
 const LOOKS: u32 = 200;
 
+/// How long copies in flight are looked at again and again; then the thread sleeps between two looks, for
+/// a part of the time since something happened; longer where no job comes any more.
+const PATIENT: Duration = Duration::from_millis(2);
+const NAP_MAX: Duration = Duration::from_millis(1);
+const NAP_MAX_CLOSED: Duration = Duration::from_millis(50);
+
+/// How long whoever drops the thread's handle waits for it.
+const FAREWELL: Duration = Duration::from_secs(2);
+
 /// An operation with the memory of its segments, and for [`MemKind::Pull`] where the bytes lie.
 #[derive(Debug)]
 pub(super) struct Job {
@@ -40,7 +49,8 @@ pub(super) struct Job {
     pub(super) sources: Vec<Piece>,
 }
 
-/// The thread's handle. Dropping it lets the thread finish: memory must outlive operations on it.
+/// The thread's handle. Dropping it lets the thread finish, and waits for that, but not for ever: a copy may
+/// hang. The thread owns what it works on, so memory outlives the operations on it in any case.
 #[derive(Debug)]
 pub(super) struct Mover {
     jobs: Option<Sender<Job>>,
@@ -71,9 +81,19 @@ impl Mover {
 impl Drop for Mover {
     fn drop(&mut self) {
         drop(self.jobs.take());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        let Some(thread) = self.thread.take() else { return };
+        let (started, mut pause) = (Instant::now(), Duration::from_micros(10));
+        while !thread.is_finished() {
+            if started.elapsed() >= FAREWELL {
+                tracing::warn!(
+                    "operations on GPU memory do not end: they keep it, and their thread"
+                );
+                return;
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(NAP_MAX);
         }
+        let _ = thread.join();
     }
 }
 
@@ -152,7 +172,7 @@ impl Worker {
     }
 
     fn run(mut self) {
-        let (mut idle, mut looks) = (Instant::now(), 0);
+        let (mut idle, mut looks) = (Instant::now(), 0_u32);
         loop {
             self.collect();
             let mut busy = false;
@@ -166,9 +186,9 @@ impl Worker {
                 continue;
             }
             if !self.waiting.is_empty() || !self.of_qp.is_empty() {
-                looks += 1;
+                looks = looks.saturating_add(1);
                 if looks > LOOKS {
-                    std::thread::yield_now();
+                    self.pause(idle.elapsed());
                 }
                 continue;
             }
@@ -185,6 +205,15 @@ impl Worker {
             }
             idle = Instant::now();
         }
+    }
+
+    /// Between two looks at what is in flight, when nothing has happened for `quiet`.
+    fn pause(&self, quiet: Duration) {
+        if quiet < PATIENT {
+            return std::thread::yield_now();
+        }
+        let longest = if self.closed { NAP_MAX_CLOSED } else { NAP_MAX };
+        std::thread::sleep((quiet / 64).min(longest));
     }
 
     fn collect(&mut self) {
@@ -263,8 +292,8 @@ impl Worker {
                     line.push_back(flight);
                 }
             }
-            Err(_) => {
-                to.give_back(slot);
+            Err(failed) => {
+                to.give_up(slot, &failed);
                 if entry.1 == [0; 2] {
                     self.of_qp.remove(&qpn);
                 }

@@ -9,6 +9,14 @@
 //! Memory of a GPU is passed the same way, where its driver can (`cuMemCreate` memory): the peer maps the
 //! allocation for a GPU of its own and says so; only then is it named in packets. Until then, and where
 //! the two GPUs cannot reach each other, its bytes go through the ring.
+//!
+//! **Trust.** Host memory is sealed before it is passed: a peer cannot write it. The handle of GPU memory
+//! stands for the *whole* allocation, and carries no rights: this library maps it read-only where the
+//! device can, but another program at the other end could map it for writing, and keep it. So GPU memory
+//! is passed to processes that are trusted with all of its allocation.
+//!
+//! Of a peer's messages so many are read at a time, and numbers only grow: a peer that sends without end
+//! holds nobody up and fills nothing.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, IoSlice, IoSliceMut};
@@ -43,12 +51,23 @@ const ON_GPU: u64 = 1 << 63;
 /// Descriptors of one message at most.
 const FDS_MAX: usize = 2;
 
+/// Messages read at a time: more than the peer's socket holds, so that what was sent before is read, and
+/// a peer that goes on sending is not followed.
+const MESSAGES_MAX: usize = 512;
+
+/// Bytes of this side's end of the socket. The kernel doubles them, and counts at least 512 for a message.
+const SOCKET_BYTES: usize = 96 << 10;
+
 /// The other process, as far as memory is concerned.
 #[derive(Debug)]
 pub(super) struct Peer {
     socket: UnixStream,
     next: u64,
     given: usize,
+    /// Regions on a GPU that are given now.
+    lent: HashSet<u64>,
+    /// The newest number of the peer's: numbers only grow.
+    newest: u64,
     taken: HashMap<u64, Arc<PeerRegion>>,
     /// Regions on a GPU that were given before this side had a GPU to map them for.
     pending: Vec<(u64, u64, OwnedFd)>,
@@ -90,10 +109,14 @@ pub(super) struct Message {
 impl Peer {
     /// `socket` is the end of a stream that the peer reads the other end of; non-blocking.
     pub(super) fn new(socket: UnixStream) -> Self {
+        // Where it stays larger, messages may be read later, and an access that names them fails.
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, SOCKET_BYTES);
         Self {
             socket,
             next: 1,
             given: 0,
+            lent: HashSet::new(),
+            newest: 0,
             taken: HashMap::new(),
             pending: Vec::new(),
             gpus: Vec::new(),
@@ -134,6 +157,7 @@ impl Peer {
         self.next += 1;
         self.given += 1;
         self.offers.push(number);
+        self.lent.insert(number);
         Some((number, base))
     }
 
@@ -150,6 +174,10 @@ impl Peer {
 
     /// Maps memory that lies on a GPU of the peer.
     fn take_gpu(&mut self, number: u64, whole: u64, fd: OwnedFd) {
+        // The peer does not listen to what it is told.
+        if self.mapped.len() >= 2 * REGIONS_MAX {
+            return;
+        }
         let Some(gpu) = self.gpus.first() else {
             if self.pending.len() < REGIONS_MAX {
                 self.pending.push((number, whole, fd));
@@ -172,9 +200,16 @@ impl Peer {
         self.taken.insert(number, Arc::new(PeerRegion::Gpu(buffer)));
     }
 
-    /// The peer has mapped a region on a GPU.
+    /// As if a region on a GPU had been given, and the peer had mapped it.
+    #[cfg(test)]
+    pub(super) fn lend(&mut self, number: u64) {
+        self.lent.insert(number);
+        self.is_mapped(number);
+    }
+
+    /// The peer has mapped a region on a GPU. What is not given, or no longer, is nothing it can have.
     pub(super) fn is_mapped(&mut self, number: u64) {
-        if self.ready.len() < 2 * REGIONS_MAX {
+        if self.lent.contains(&number) {
             self.ready.insert(number);
         }
     }
@@ -187,6 +222,7 @@ impl Peer {
     /// A region is no longer registered.
     pub(super) fn take_back(&mut self, number: u64) {
         self.ready.remove(&number);
+        self.lent.remove(&number);
         self.gone.push(number);
         self.given = self.given.saturating_sub(1);
     }
@@ -197,6 +233,7 @@ impl Peer {
         self.read_messages();
         self.taken.remove(&number);
         self.pending.retain(|(known, ..)| *known != number);
+        self.mapped.retain(|known| *known != number);
     }
 
     /// The memory that a reference names.
@@ -219,27 +256,35 @@ impl Peer {
 
     /// Takes the regions that the peer has given.
     pub(super) fn read_messages(&mut self) {
-        // The peer counts what it told to be gone as gone before this side has heard of it.
-        while !self.ended && self.taken.len() < 2 * REGIONS_MAX {
+        for _ in 0..MESSAGES_MAX {
+            // The peer counts what it told to be gone as gone before this side has heard of it.
+            if self.ended || self.taken.len() >= 2 * REGIONS_MAX {
+                return;
+            }
             match receive(&self.socket) {
-                Ok(Message { words: [number, len], fds }) if number & ON_GPU != 0 => {
-                    if let Some(fd) = fds.into_iter().next() {
-                        self.take_gpu(number, len, fd);
-                    }
-                }
-                Ok(Message { words: [number, len], fds }) => {
-                    let memory = fds
-                        .first()
-                        .zip(usize::try_from(len).ok())
-                        .and_then(|(fd, len)| PeerMem::new(fd, len).ok());
-                    // What cannot be mapped is not known later: the access then fails.
-                    if let Some(memory) = memory {
-                        self.taken.insert(number, Arc::new(PeerRegion::Host(memory)));
-                    }
-                }
+                Ok(message) => self.take(message),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => self.ended = true,
             }
+        }
+    }
+
+    fn take(&mut self, message: Message) {
+        let Message { words: [number, len], fds } = message;
+        let (plain, fd) = (number & !ON_GPU, fds.into_iter().next());
+        let Some(fd) = fd.filter(|_| plain > self.newest) else {
+            tracing::warn!(number, "a local peer gave a region twice, or none: no more is taken");
+            self.ended = true;
+            return;
+        };
+        self.newest = plain;
+        if number & ON_GPU != 0 {
+            return self.take_gpu(number, len, fd);
+        }
+        // What cannot be mapped is not known later: the access then fails.
+        let memory = usize::try_from(len).ok().and_then(|len| PeerMem::new(&fd, len).ok());
+        if let Some(memory) = memory {
+            self.taken.insert(number, Arc::new(PeerRegion::Host(memory)));
         }
     }
 }
@@ -298,5 +343,102 @@ pub(super) fn receive(socket: &UnixStream) -> io::Result<Message> {
             io::ErrorKind::InvalidData,
             "the peer is no local NIC of this version",
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A peer, and the other end of its socket.
+    fn peer() -> (Peer, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        for end in [&ours, &theirs] {
+            end.set_nonblocking(true).unwrap();
+        }
+        (Peer::new(ours), theirs)
+    }
+
+    fn named(peer: &mut Peer, number: u64) -> bool {
+        let mut reference = Vec::new();
+        refer(&mut reference, number, 0, 8);
+        peer.resolve(&reference).is_ok()
+    }
+
+    #[test]
+    fn numbers_only_grow_and_the_link_ends_where_they_do_not() {
+        let mem = HostMem::shareable(4096).unwrap();
+        let file = mem.file().unwrap();
+        for (numbers, ended) in [
+            (&[1, 2, 9][..], false),
+            (&[1, 1][..], true),
+            (&[2, 1][..], true),
+            (&[1, ON_GPU | 1][..], true),
+            (&[0][..], true),
+        ] {
+            let (mut peer, socket) = peer();
+            for number in numbers {
+                send(&socket, [*number, 4096], &[file]).unwrap();
+            }
+            peer.read_messages();
+            assert_eq!(peer.ended, ended, "{numbers:?}");
+            assert!(named(&mut peer, numbers[0]) || numbers[0] == 0);
+            // A number that was forgotten does not come again either.
+            peer.forget(numbers[0]);
+            let _ = send(&socket, [numbers[0], 4096], &[file]);
+            assert!(!named(&mut peer, numbers[0]));
+            assert!(peer.ended);
+        }
+        let (mut peer, socket) = peer();
+        send(&socket, [1, 4096], &[]).unwrap();
+        peer.read_messages();
+        assert!(peer.ended, "a region without memory");
+    }
+
+    #[test]
+    fn a_peer_that_sends_without_end_is_not_followed() {
+        let (mut peer, socket) = peer();
+        let mem = HostMem::shareable(4096).unwrap();
+        let file = mem.file().unwrap();
+        // What the socket holds is read in one call, as long as it is this version's.
+        rustix::net::sockopt::set_socket_send_buffer_size(&socket, SOCKET_BYTES).unwrap();
+        let mut number = 0;
+        while send(&socket, [number + 1, 4096], &[file]).is_ok() {
+            number += 1;
+        }
+        assert!(number > 8 && number < MESSAGES_MAX as u64, "{number}");
+        assert!(named(&mut peer, number));
+        // More than a call reads, through a socket that holds more.
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let mut peer = Peer::new(ours);
+        std::thread::scope(|scope| {
+            let sender = scope.spawn(|| {
+                for number in 1..=2 * MESSAGES_MAX as u64 {
+                    send(&theirs, [number, 4096], &[file]).unwrap();
+                }
+            });
+            let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+            while peer.newest < 2 * MESSAGES_MAX as u64 {
+                let before = peer.newest;
+                peer.read_messages();
+                assert!(peer.newest - before <= MESSAGES_MAX as u64);
+                assert!(std::time::Instant::now() < end, "{}", peer.newest);
+            }
+            sender.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn only_what_is_given_now_counts_as_mapped_by_the_peer() {
+        let (mut peer, _socket) = peer();
+        peer.is_mapped(ON_GPU | 5);
+        assert!(!peer.can_read(ON_GPU | 5), "never given");
+        peer.lend(ON_GPU | 6);
+        assert!(peer.can_read(ON_GPU | 6));
+        peer.take_back(ON_GPU | 6);
+        peer.is_mapped(ON_GPU | 6);
+        assert!(!peer.can_read(ON_GPU | 6), "no longer given");
+        assert_eq!(peer.ready.len(), 0);
     }
 }

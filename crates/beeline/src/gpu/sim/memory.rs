@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, RwLock};
@@ -89,6 +90,9 @@ pub struct Allocation {
     /// Held during a move, and by whoever attaches the memory.
     moving: Mutex<()>,
     importers: Mutex<Importers>,
+    /// Pages that pieces of `mem` may still be behind after a move that could not be undone; then there
+    /// are no `extents`, so that nothing but the memory's own addresses reaches it.
+    torn: Mutex<Vec<Extent>>,
     /// The pages are another process's: nothing is given back here.
     borrowed: bool,
 }
@@ -121,6 +125,7 @@ impl Allocation {
             extents: RwLock::new(extents),
             moving: Mutex::default(),
             importers: Mutex::default(),
+            torn: Mutex::default(),
             borrowed,
         }
     }
@@ -132,9 +137,13 @@ impl Allocation {
                 "memory of another process, or memory that moves, cannot be shared",
             ));
         }
+        let extents = read_lock(&self.extents).clone();
+        if !lock(&self.torn).is_empty() {
+            return Err(torn());
+        }
         let file = self.device.inner.memory.try_clone();
         let file = file.map_err(|error| Error::io("share simulated device memory", error))?;
-        Ok(Name::File(file, read_lock(&self.extents).clone()))
+        Ok(Name::File(file, extents))
     }
 
     /// Memory of another process's simulated device, of at least `len` bytes.
@@ -288,23 +297,45 @@ impl Allocation {
         // Given back at the end, when the new pages are in place and the old ones are gone.
         let _revoked = self.revoke_all()?;
         let mut extents = write_lock(&self.extents);
+        if !lock(&self.torn).is_empty() {
+            return Err(torn());
+        }
         let bytes = extents.iter().map(|extent| extent.len).sum();
         let fresh = lock(&self.device.inner.pages).take(bytes);
         let fresh = fresh.ok_or_else(|| oom(&self.device, bytes))?;
-        let moved = HostMem::from_extents(&self.device.inner.memory, &fresh)
+        let copied = HostMem::from_extents(&self.device.inner.memory, &fresh)
             .map_err(|error| Error::io("map the new place of simulated device memory", error))
-            .and_then(|target| Ok(target.copy_from(0, &self.mem, 0, bytes)?))
-            .and_then(|()| {
-                self.mem
-                    .remap(&self.device.inner.memory, &fresh)
-                    .map_err(|error| Error::io("move simulated device memory", error))
-            });
-        let leaving = match moved {
-            Ok(()) => std::mem::replace(&mut *extents, fresh),
-            Err(_) => fresh,
+            .and_then(|target| Ok(target.copy_from(0, &self.mem, 0, bytes)?));
+        if let Err(error) = copied {
+            self.device.return_pages(&fresh);
+            return Err(error);
+        }
+        self.settle(&mut extents, fresh, |to| self.mem.remap(&self.device.inner.memory, to))
+    }
+
+    /// Puts the memory on `fresh` pages by `remap`, which may fail half-way: then on the old ones again.
+    /// Pages are given back only where no piece of the memory is behind them.
+    fn settle(
+        &self,
+        extents: &mut Vec<Extent>,
+        fresh: Vec<Extent>,
+        mut remap: impl FnMut(&[Extent]) -> io::Result<()>,
+    ) -> Result<()> {
+        let Err(error) = remap(&fresh) else {
+            let old = std::mem::replace(extents, fresh);
+            self.device.return_pages(&old);
+            return Ok(());
         };
-        self.device.return_pages(&leaving);
-        moved
+        if remap(extents).is_ok() {
+            self.device.return_pages(&fresh);
+            return Err(Error::io("move simulated device memory", error));
+        }
+        let bytes = fresh.iter().map(|extent| extent.len).sum();
+        self.device.inner.allocated.fetch_add(bytes, Ordering::Relaxed);
+        let mut kept = lock(&self.torn);
+        kept.append(extents);
+        kept.extend(fresh);
+        Err(Error::io("move simulated device memory, and undo it: it stays torn", error))
     }
 }
 
@@ -323,7 +354,8 @@ impl Drop for Allocation {
         if self.borrowed {
             return;
         }
-        let extents = std::mem::take(&mut *write_lock(&self.extents));
+        let mut extents = std::mem::take(&mut *write_lock(&self.extents));
+        extents.append(&mut lock(&self.torn));
         let bytes: u64 = extents.iter().map(|extent| extent.len).sum();
         self.device.return_pages(&extents);
         self.device.inner.allocated.fetch_sub(bytes, Ordering::Relaxed);
@@ -354,6 +386,10 @@ pub(super) fn translate(extents: &[Extent], at: u64) -> Option<(u64, u64)> {
     None
 }
 
+fn torn() -> Error {
+    Error::refused("a move of this device memory failed and could not be undone: allocate it anew")
+}
+
 fn oom(device: &Device, len: u64) -> Error {
     let memory = device.memory();
     Error::new(
@@ -372,7 +408,11 @@ fn oom(device: &Device, len: u64) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::config::SimConfig;
+    use crate::gpu::Gpu;
 
     #[test]
     fn pages_are_taken_whole_and_runs_grow_together_again() {
@@ -387,6 +427,51 @@ mod tests {
         pages.give(&c);
         pages.give(&b);
         assert_eq!(pages.free, BTreeMap::from([(0, 8 * PAGE_BYTES)]));
+    }
+
+    #[test]
+    fn a_move_that_fails_gives_no_page_away_that_is_mapped() {
+        // Which calls of `remap` fail; bytes free afterwards of 8 pages, and whether it can move on.
+        let cases = [(&[][..], 6, true), (&[0][..], 6, true), (&[0, 1][..], 4, false)];
+        for (fails, free, whole) in cases {
+            let config = SimConfig {
+                memory_bytes: 8 * PAGE_BYTES,
+                profile: Profile::Movable,
+                ..SimConfig::default()
+            };
+            let gpu = Gpu::simulated(&config).unwrap();
+            let buffer = gpu.alloc(2 * PAGE_BYTES).unwrap();
+            let memory = Arc::clone(buffer.locate_sim(0, 0).unwrap().0);
+            memory.write(0, &[7; 4096]).unwrap();
+            let pages = &memory.device.inner.pages;
+            let fresh = lock(pages).take(2 * PAGE_BYTES).unwrap();
+            let mut extents = write_lock(&memory.extents);
+            let mut call = 0;
+            let moved = memory.settle(&mut extents, fresh, |_| {
+                call += 1;
+                if fails.contains(&(call - 1)) {
+                    Err(io::ErrorKind::OutOfMemory.into())
+                } else {
+                    Ok(())
+                }
+            });
+            drop(extents);
+            assert_eq!(moved.is_ok(), fails.is_empty());
+            assert_eq!(lock(pages).free_bytes(), free * PAGE_BYTES, "{fails:?}");
+            assert_eq!(gpu.usage().allocated, (8 - free) * PAGE_BYTES, "{fails:?}");
+            assert_eq!(memory.bus_addr(0).is_some(), whole);
+            let again = memory.relocate();
+            assert_eq!(again.is_ok(), whole, "{again:?}");
+            if !fails.is_empty() {
+                let mut bytes = [0; 4096];
+                memory.read(0, &mut bytes).unwrap();
+                assert_eq!(bytes, [7; 4096], "{fails:?}");
+            }
+            let device = memory.device.clone();
+            drop((memory, buffer));
+            assert_eq!(lock(&device.inner.pages).free_bytes(), 8 * PAGE_BYTES);
+            assert_eq!(gpu.usage().allocated, 0);
+        }
     }
 
     #[test]

@@ -61,6 +61,11 @@ impl Mr {
     /// Revokes the region, waits until no access is under way, and ends it: afterwards its memory may be
     /// freed or used for something else.
     ///
+    /// On a local link that holds for every access but a peer's READ of 512 bytes or more: its answer only
+    /// names the bytes, counts as done here, and the peer fetches them later. It may then find what was
+    /// written after this call, or fail; no byte goes anywhere but into its own READ. So use the memory for
+    /// something else once the peer has said that its READs are complete.
+    ///
     /// # Errors
     /// `is_timeout`, and the region back, where an access does not end by `deadline`; `is_refused` with code
     /// `region-in-use` while posted work requests name it. It stays revoked.

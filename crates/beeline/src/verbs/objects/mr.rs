@@ -123,7 +123,8 @@ impl Mr {
         RemoteMemory { addr: self.addr(), len: self.len(), rkey: self.rkey() }
     }
 
-    /// Ends the registration.
+    /// Ends the registration. On a local link a peer's READ may be under way all the same, as
+    /// [`drain`](Self::drain) says.
     ///
     /// # Errors
     /// `is_refused` with code `region-in-use`, and the region back, while posted work requests name it or
