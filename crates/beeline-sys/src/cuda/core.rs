@@ -206,8 +206,9 @@ impl State {
         // SAFETY: both handles are alive and of the current context.
         let result = unsafe { record(event.raw, core.raw) };
         core.context.check("cuEventRecord", result, String::new).inspect_err(|e| self.note(e))?;
-        // Where nothing waits to be let go of, the event is the caller's alone and takes no room here.
-        if !self.open.is_empty() {
+        // In a stream of somebody else's that holds nothing, the event is the caller's alone and takes no room here:
+        // collectives record one behind every call, and how many may be in flight is the driver's bound.
+        if core.own || !self.open.is_empty() {
             self.batches.push_back((Arc::clone(&event), std::mem::take(&mut self.open)));
         }
         self.ops = 0;
