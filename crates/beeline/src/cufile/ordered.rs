@@ -87,8 +87,12 @@ impl Ordered {
         if !state.running {
             state.running = self.start();
             if !state.running {
-                // No thread: the gate must not stay shut.
+                // No thread: the request is reported as failed, so it must never run. What stays is the
+                // gate, which is free again only after the stream has come to it.
+                let failed = state.waiting.pop();
+                state.waiting.push((gate, pass, Arc::clone(crew), Box::new(|| ())));
                 drop(state);
+                drop(failed);
                 self.gates.open(gate, pass);
                 let text = "no thread for stream-ordered requests could be started";
                 return Err(Failure::new(OpError::INTERNAL_ERROR, text));
