@@ -797,6 +797,14 @@ static void parameters(void) {
     CODE(p_cuFileGetParameterString(0, text, -5), 5022);
     CODE(p_cuFileSetParameterString(0, "BOGUS"), 5022);
     CODE(p_cuFileSetParameterString(0, NULL), 5022);
+    /* whatever cufile.json says: no more is written than there is room for */
+    size_t sizes[16], numbers[16], untouched[13];
+    memset(untouched, 0x5a, sizeof untouched);
+    memset(sizes, 0x5a, sizeof sizes);
+    memset(numbers, 0x5a, sizeof numbers);
+    CODE(p_cuFileGetParameterPosixPoolSlabArray(sizes, numbers, 3), 0);
+    check(!memcmp(sizes + 3, untouched, sizeof untouched) && !memcmp(numbers + 3, untouched, sizeof untouched),
+          "words behind the arrays");
     size_t kb[4] = {4, 1024, 16384, 0}, counts[4] = {64, 64, 16, 0}, got[4], n[4];
     CODE(p_cuFileSetParameterPosixPoolSlabArray(kb, counts, 3), 0);
     CODE(p_cuFileGetParameterPosixPoolSlabArray(got, n, 3), 0);

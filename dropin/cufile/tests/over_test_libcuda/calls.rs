@@ -62,6 +62,15 @@ fn one_thread_a_request_and_direct_reads_alone() {
     }
 }
 
+#[test]
+fn slab_classes_of_unequal_length_in_the_file_do_not_reach_the_caller() {
+    let json = tempfile::NamedTempFile::new().unwrap();
+    let text = "{ \"properties\": { \"posix_pool_slab_size_kb\": [4],\n \
+                \"posix_pool_slab_count\": [1, 2, 3, 4, 5, 6, 7, 8] } }";
+    std::fs::write(json.path(), text).unwrap();
+    conforms(&[], "parameters", &[("CUFILE_ENV_PATH_JSON", json.path().to_str().unwrap())]);
+}
+
 /// Random arguments and every group again, with the C side watched for memory errors.
 #[test]
 fn nothing_writes_outside_of_what_the_caller_gave() {
