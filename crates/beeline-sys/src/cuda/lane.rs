@@ -164,7 +164,7 @@ impl Lane {
 
     /// Whether nothing is in flight; asks the driver where that was not seen yet, and waits for nothing.
     pub fn settle(&mut self) -> bool {
-        if self.is_idle() {
+        if self.is_idle() || !self.context.is_there() {
             return true;
         }
         let Some(query) = self.context.table().cuStreamQuery else { return false };
@@ -325,6 +325,12 @@ impl Entered<'_> {
 
 impl Drop for Lane {
     fn drop(&mut self) {
+        if !self.context.is_there() {
+            // The stream and the events went with the context, and what was in flight ended with it.
+            // SAFETY: taken once, here, and nothing of the device uses the memory any more.
+            unsafe { ManuallyDrop::drop(&mut self.state.memory) };
+            return;
+        }
         if self.state.given_up || !self.settle() {
             // What was not seen done may be under way: a device may still read or write the memory, so
             // neither it nor the stream is given up.

@@ -36,6 +36,8 @@ pub(super) struct Lanes {
     owner: Owner,
     gpu: Gpu,
     context: Arc<Context>,
+    /// Whether it is the device's primary one, which stays as long as this value.
+    is_primary: bool,
     pool: Pool,
     cells: Vec<Mutex<Option<Held>>>,
     /// Lanes whose copies did not end in time. Counted as quarantined until they are seen to have ended.
@@ -113,8 +115,8 @@ impl Lanes {
         let id = DeviceId::Cuda(u32::try_from(ordinal).unwrap_or(u32::MAX));
         let gpu = Gpu::open(&id)?;
         let primary = gpu.cuda_context()?;
-        let context =
-            if primary.is(owner) { primary } else { primary.device().foreign_context(owner) };
+        let is_primary = primary.is(owner);
+        let context = if is_primary { primary } else { primary.device().foreign_context(owner) };
         let config = Config::from_env();
         let pool = Pool::new(&gpu, Budget::process(&config));
         let cells = (0..LANES_MAX.min(config.slots())).map(|_| Mutex::default()).collect();
@@ -123,6 +125,7 @@ impl Lanes {
             owner,
             gpu,
             context,
+            is_primary,
             pool,
             cells,
             stuck: Mutex::default(),
@@ -480,10 +483,17 @@ impl AllLanes {
         settings: &CufileConfig,
     ) -> Outcome<Arc<Lanes>> {
         let mut known = lock(&self.known);
-        if let Some(lanes) = known.iter().find(|lanes| lanes.is_for(ordinal, owner)) {
+        let at = known.iter().position(|lanes| lanes.is_for(ordinal, owner));
+        if let Some(lanes) = at.and_then(|at| known.get(at))
+            && (lanes.is_primary || lanes.context.is_there())
+        {
             return Ok(Arc::clone(lanes));
         }
-        let gone = (known.len() >= CONTEXTS_MAX).then(|| known.remove(0));
+        // One that was destroyed, and another made at its address; or one too many.
+        let gone = match at {
+            Some(at) => Some(known.remove(at)),
+            None => (known.len() >= CONTEXTS_MAX).then(|| known.remove(0)),
+        };
         let made = Arc::new(Lanes::new(ordinal, owner, settings)?);
         let keeper: Arc<dyn Keeper> = Arc::clone(&made) as _;
         made.pool.set_keeper(Arc::downgrade(&keeper));
