@@ -185,16 +185,8 @@ fn read_single(handle: &Handle, lanes: &Lanes, to: DevicePtr, at: u64, len: u64)
 
 /// Reads through the page cache into `memory` at `into`, until `len` bytes or the end of the file.
 fn read_cached(handle: &Handle, memory: &HostMem, into: u64, at: u64, len: u64) -> Outcome<u64> {
-    let mut done = 0;
-    while done < len {
-        match sys::pread(handle.data(), memory, into + done, len - done, at + done) {
-            Ok(0) => break,
-            Ok(n) => done += n,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(failed("read", handle, at, len, &error)),
-        }
-    }
-    Ok(done)
+    read_rest(handle, memory, into, len, at)
+        .map_err(|error| failed("read", handle, at, len, &error))
 }
 
 /// How the pieces of a read are read.
@@ -465,8 +457,18 @@ fn read_direct(
             Ok(0) => break,
             Ok(n) => {
                 done += n;
-                // A part of a block is the end of the file.
+                // A part of a block is the end of the file, or as far as the file system got: what
+                // follows cannot be asked for past the page cache.
                 if !n.is_multiple_of(block) {
+                    if !handle.direct_only {
+                        done += read_rest(
+                            handle,
+                            lane.host(),
+                            from + done,
+                            end - start - done,
+                            start + done,
+                        )?;
+                    }
                     break;
                 }
             }
@@ -475,6 +477,20 @@ fn read_direct(
         }
     }
     Ok((skip, done.saturating_sub(skip).min(want.len)))
+}
+
+/// Reads through the page cache until `len` bytes or the end of the file.
+fn read_rest(handle: &Handle, memory: &HostMem, into: u64, len: u64, at: u64) -> io::Result<u64> {
+    let mut done = 0;
+    while done < len {
+        match sys::pread(handle.data(), memory, into + done, len - done, at + done) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
 }
 
 /// Writes out of the device: the next piece is copied out while one is written.
