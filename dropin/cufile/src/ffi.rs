@@ -9,11 +9,9 @@ use crate::layout::CUfileError;
 
 /// Runs the body of a function that answers a `CUfileError_t`.
 pub(crate) fn status(name: &str, body: impl FnOnce() -> Result<(), Failure>) -> CUfileError {
-    crate::log::start();
-    match catch_unwind(AssertUnwindSafe(body)) {
+    match caught(name, body) {
         Ok(Ok(())) => CUfileError { err: 0, cu_err: 0 },
         Ok(Err(failure)) => {
-            crate::log::failed(name, &failure);
             if failure.errno != 0 {
                 set_errno(failure.errno);
             }
@@ -25,17 +23,26 @@ pub(crate) fn status(name: &str, body: impl FnOnce() -> Result<(), Failure>) -> 
 
 /// Runs the body of a function that answers a number of bytes: -1 with `errno`, or a negative code.
 pub(crate) fn bytes(name: &str, body: impl FnOnce() -> Result<u64, Failure>) -> isize {
-    crate::log::start();
-    match catch_unwind(AssertUnwindSafe(body)) {
+    match caught(name, body) {
         Ok(Ok(bytes)) => isize::try_from(bytes).unwrap_or(isize::MAX),
         Ok(Err(failure)) => {
-            crate::log::failed(name, &failure);
             let (value, errno) = failure.returned();
             set_errno(errno);
             value
         }
         Err(_) => -(OpError::INTERNAL_ERROR.0 as isize),
     }
+}
+
+/// Runs `body`, logging before it and after it included, so that no panic goes to the caller.
+fn caught<T>(
+    name: &str,
+    body: impl FnOnce() -> Result<T, Failure>,
+) -> std::thread::Result<Result<T, Failure>> {
+    catch_unwind(AssertUnwindSafe(|| {
+        crate::log::start();
+        body().inspect_err(|failure| crate::log::failed(name, failure))
+    }))
 }
 
 pub(crate) fn value(text: impl Into<String>) -> Failure {

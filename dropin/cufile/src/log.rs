@@ -16,7 +16,11 @@ const FILE_BYTES_MAX: u64 = 32 << 20;
 
 pub(crate) fn start() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
+    // What panics here is not tried again: later calls go on without a log.
+    ONCE.call_once_force(|state| {
+        if state.is_poisoned() {
+            return;
+        }
         let (level, path) = library().log_settings();
         let asked = library().settings().log.clone();
         let level = asked.unwrap_or(level);

@@ -89,8 +89,9 @@ macro_rules! slabs {
                 sizes.check()?;
                 counts.check()?;
                 let (kb, number) = library().slabs($device)?;
-                if kb.len() > room {
-                    return Err(value(format!("there are {} classes, room for {room}", kb.len())));
+                let classes = kb.len().max(number.len());
+                if classes > room || kb.len() != number.len() {
+                    return Err(value(format!("there are {classes} classes, room for {room}")));
                 }
                 let narrow = |list: &[u64]| {
                     list.iter().map(|n| usize::try_from(*n).unwrap_or(usize::MAX)).collect()

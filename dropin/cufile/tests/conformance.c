@@ -797,6 +797,14 @@ static void parameters(void) {
     CODE(p_cuFileGetParameterString(0, text, -5), 5022);
     CODE(p_cuFileSetParameterString(0, "BOGUS"), 5022);
     CODE(p_cuFileSetParameterString(0, NULL), 5022);
+    /* whatever cufile.json says: no more is written than there is room for */
+    size_t sizes[16], numbers[16], untouched[13];
+    memset(untouched, 0x5a, sizeof untouched);
+    memset(sizes, 0x5a, sizeof sizes);
+    memset(numbers, 0x5a, sizeof numbers);
+    CODE(p_cuFileGetParameterPosixPoolSlabArray(sizes, numbers, 3), 0);
+    check(!memcmp(sizes + 3, untouched, sizeof untouched) && !memcmp(numbers + 3, untouched, sizeof untouched),
+          "words behind the arrays");
     size_t kb[4] = {4, 1024, 16384, 0}, counts[4] = {64, 64, 16, 0}, got[4], n[4];
     CODE(p_cuFileSetParameterPosixPoolSlabArray(kb, counts, 3), 0);
     CODE(p_cuFileGetParameterPosixPoolSlabArray(got, n, 3), 0);
@@ -963,6 +971,94 @@ static void threads(void) {
     CODE(p_cuFileDriverClose_v2(), 0);
 }
 
+/* threads that come and go on one device leave room for another one; with two devices alone */
+static pthread_barrier_t together;
+static void *one_of_many(void *arg) {
+    struct work *work = arg;
+    pthread_barrier_wait(&together);
+    for (int i = 0; i < 8; i++) work->bad += p_cuFileRead(work->h, (void *)work->shared, 65536, 0, 0) != 65536;
+    return NULL;
+}
+static void devices(void) {
+    enum { T = 64 };
+    int second;
+    void *other;
+    if (cu_device(&second, 1)) { printf("SKIP devices: there is one\n"); return; }
+    char *path = file_of("devices", 1 << 20, 1);
+    CUfileHandle_t h = handle_of(path, O_RDWR);
+    dptr d = device(65536);
+    pthread_t ids[T];
+    static struct work work[T];
+    for (int round = 0; round < 2; round++) {
+        /* one after the other, then all at once */
+        pthread_barrier_init(&together, NULL, round ? T : 1);
+        for (int i = 0; i < T; i++) {
+            work[i] = (struct work){h, h, d, 0, 0, path};
+            pthread_create(&ids[i], NULL, one_of_many, &work[i]);
+            if (!round) pthread_join(ids[i], NULL);
+        }
+        for (int i = 0; i < T; i++) {
+            if (round) pthread_join(ids[i], NULL);
+            check(!work[i].bad, "thread %d of round %d: %d reads failed", i, round, work[i].bad);
+        }
+        if (cu_retain(&other, second) || cu_current(other)) die("the second device");
+        dptr e = device(1 << 20);
+        BYTES(p_cuFileRead(h, (void *)e, 1 << 20, 0, 0), 1 << 20);
+        check(same(e, 1 << 20, 0, 1 << 20, 0, 1), "data on the second device");
+        cu_free(e);
+        cu_current(context);
+    }
+    BYTES(p_cuFileRead(h, (void *)d, 65536, 0, 0), 65536);
+    CODE(p_cuFileDriverClose_v2(), 0);
+    cu_free(d);
+}
+
+/* lanes come back whatever became of a request, and are gone when close returns; only where the driver can
+ * be told to stall, and a wait does not take long */
+static void stuck(void) {
+    void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
+    int (*fault)(const char *, uint64_t, const char *);
+    int (*release)(void);
+    int64_t (*counter)(const char *);
+    *(void **)&fault = dlsym(cuda, "beeline_test_cuda_fault");
+    *(void **)&release = dlsym(cuda, "beeline_test_cuda_release");
+    *(void **)&counter = dlsym(cuda, "beeline_test_cuda_counter");
+    if (!fault || !release || !counter || !getenv("BEELINE_STALL_SECONDS")) return;
+    const size_t size = 8 << 20;
+    char *path = file_of("stuck", size, 1), *full = file_of("full", 0, 1);
+    dptr d = device(size);
+    u8 *bytes = pattern(size, 0, 1);
+    check(cu_h2d(d, bytes, size) == 0, "data");
+    int64_t streams = counter("streams"), events = counter("events"), host = counter("host");
+    CUfileHandle_t h = handle_of(path, O_RDWR), f = handle_of(full, O_RDWR);
+    /* writes that end short while copies are in flight */
+    struct rlimit before, limit;
+    getrlimit(RLIMIT_FSIZE, &before);
+    limit = before;
+    limit.rlim_cur = 1000000;
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &limit);
+    for (int i = 0; i < 40; i++) BYTES(p_cuFileWrite(f, (void *)d, size, 0, 0), 1000000);
+    setrlimit(RLIMIT_FSIZE, &before);
+    check(counter("streams") == streams + 1, "one lane for one thread: %ld", (long)(counter("streams") - streams));
+    /* a copy that does not end in time, and ends later */
+    for (int i = 0; i < 2; i++) {
+        check(fault("copy", 0, "stall") == 0, "stall");
+        BYTES(p_cuFileRead(h, (void *)d, i ? 65536 : size, 0, 0), -1);
+        check(errno == ETIMEDOUT, "errno %d", errno);
+        check(release() == 0, "release");
+        BYTES(p_cuFileRead(h, (void *)d, size, 0, 0), size);
+        check(same(d, size, 0, size, 0, 1), "data after a stall");
+    }
+    CODE(p_cuFileDriverClose_v2(), 0);
+    check(counter("streams") == streams, "%ld streams after close", (long)(counter("streams") - streams));
+    check(counter("events") == events, "%ld events after close", (long)(counter("events") - events));
+    for (int i = 0; i < 2000 && counter("host") > host; i++) usleep(5000);
+    check(counter("host") == host, "%ld pieces of pinned memory stay", (long)(counter("host") - host));
+    free(bytes);
+    cu_free(d);
+}
+
 /* a child of fork is refused, without a hang or a crash */
 static void forks(void) {
     char *path = file_of("forks", 1 << 20, 1);
@@ -1108,7 +1204,7 @@ int main(int argc, char **argv) {
         {"opening", opening}, {"handles", handles}, {"buffers", buffers}, {"matrix", matrix}, {"edges", edges},
         {"vectors", vectors}, {"batches", batches}, {"crowd", crowd}, {"streams", streams},
         {"parameters", parameters}, {"statistics", statistics}, {"threads", threads}, {"fuzz", fuzz},
-        {"huge", huge}, {"forks", forks}, {"exit", at_exit},
+        {"devices", devices}, {"stuck", stuck}, {"huge", huge}, {"forks", forks}, {"exit", at_exit},
     };
     if (argc < 3) die("usage: conformance LIBCUFILE FOLDER [GROUP]");
     folder = argv[2];

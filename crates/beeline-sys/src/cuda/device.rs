@@ -79,6 +79,16 @@ impl Driver {
         &self.loaded.table
     }
 
+    /// The number of a context, which none has twice; `None` where the driver does not tell, or there is
+    /// no such context.
+    fn context_id(&self, raw: RawContext) -> Option<u64> {
+        let ask = self.table().cuCtxGetId?;
+        let mut id = 0;
+        // SAFETY: `id` is a place for one number; the driver checks context handles.
+        let result = unsafe { ask(raw, &raw mut id) };
+        (result == CuResult::SUCCESS).then_some(id)
+    }
+
     /// The error of `call`, unless it succeeded; `values` tells what it was called with.
     pub(super) fn check(
         &self,
@@ -242,6 +252,7 @@ impl Device {
         Arc::new(Context {
             device: self.clone(),
             raw,
+            id: self.driver.context_id(raw),
             retained,
             counters: Counters::default(),
             cores: Mutex::default(),
@@ -301,6 +312,8 @@ pub(super) struct Counters {
 pub struct Context {
     device: Device,
     raw: RawContext,
+    /// The number that no other context of the process has; `None` before CUDA 12.
+    id: Option<u64>,
     /// Whether this value retains it.
     retained: bool,
     pub(super) counters: Counters,
@@ -381,6 +394,12 @@ impl Context {
         owner.0 == RawContext::NULL || owner.0 == self.raw
     }
 
+    /// Whether the context is still the one that this value was made for: false where it was destroyed,
+    /// even if another one was made at its address. True where the driver does not tell (before CUDA 12).
+    pub fn is_there(&self) -> bool {
+        self.id.is_none() || self.device.driver.context_id(self.raw) == self.id
+    }
+
     pub(super) fn adopt(&self, core: &Arc<Core>) {
         lock(&self.cores).push(Arc::downgrade(core));
     }
@@ -448,7 +467,10 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         let spare = std::mem::take(&mut *lock(&self.spare_events));
-        if let Ok(_current) = self.enter() {
+        // Events of a context that is gone went with it.
+        if self.is_there()
+            && let Ok(_current) = self.enter()
+        {
             for event in spare {
                 // SAFETY: the event was made in this context and nobody else has its handle.
                 let _ = unsafe { (self.table().cuEventDestroy)(event) };

@@ -40,7 +40,8 @@ impl Gates {
         self.len() == 0
     }
 
-    /// Queues in `stream`: tell that pass `pass` has come to `gate`, and wait until it is opened for it.
+    /// Queues in `stream`: tell that pass `pass` has come to `gate`, and wait until it is opened for it or
+    /// for a later one. Passes of a gate count up, and wrap.
     /// The stream is used in its own context, or the current one where it is a default stream.
     ///
     /// # Errors
@@ -68,8 +69,10 @@ impl Gates {
         // SAFETY: an aligned word of memory that lives as long as the process's gates.
         let result = unsafe { write(stream.raw(), told, pass, 0) };
         driver.check("cuStreamWriteValue32", result, || format!("{stream:?}")).map_err(clean)?;
+        // A stream that looks late may find the gate opened for a later pass already: passes count up, and
+        // the comparison is cyclic.
         // SAFETY: as above.
-        let result = unsafe { wait(stream.raw(), opened, pass, WaitFlags::EQ) };
+        let result = unsafe { wait(stream.raw(), opened, pass, WaitFlags::GEQ) };
         let waits = driver.check("cuStreamWaitValue32", result, || format!("{stream:?}"));
         waits.map_err(|error| (error, true))
     }

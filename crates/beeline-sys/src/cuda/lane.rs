@@ -68,6 +68,8 @@ struct State {
     dirty: bool,
     /// The last mark that was seen to be reached.
     seen: u32,
+    /// Whoever kept the lane has given it up while copies were in flight.
+    given_up: bool,
 }
 
 impl Lane {
@@ -92,6 +94,7 @@ impl Lane {
             marked: 0,
             dirty: false,
             seen: 0,
+            given_up: false,
         };
         let mut lane = Self { context: Arc::clone(context), state };
         lane.state.host.store_u32(lane.state.flag_at(), 0)?;
@@ -157,6 +160,27 @@ impl Lane {
     /// Whether nothing is in flight as far as was seen.
     pub const fn is_idle(&self) -> bool {
         !self.state.dirty && self.state.seen == self.state.marked
+    }
+
+    /// Whether nothing is in flight; asks the driver where that was not seen yet, and waits for nothing.
+    pub fn settle(&mut self) -> bool {
+        if self.is_idle() || !self.context.is_there() {
+            return true;
+        }
+        let Some(query) = self.context.table().cuStreamQuery else { return false };
+        let Ok(_current) = self.context.enter() else { return false };
+        // SAFETY: the stream is this value's own, and its context is current.
+        if unsafe { query(self.state.raw) } != CuResult::SUCCESS {
+            return false;
+        }
+        self.state.dirty = false;
+        self.state.seen = self.state.marked;
+        true
+    }
+
+    /// Leaves the stream and the memory to the copies that are in flight, for good.
+    pub fn give_up(mut self) {
+        self.state.given_up = true;
     }
 }
 
@@ -286,6 +310,7 @@ impl Entered<'_> {
         }
         context.check("cuStreamQuery", result, String::new)?;
         lane.dirty = false;
+        lane.seen = lane.marked;
         Ok(Some(true))
     }
 
@@ -300,8 +325,15 @@ impl Entered<'_> {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        if !self.is_idle() {
-            // What was not seen done may be under way: a device may still read or write the memory, so neither it nor the stream is given up.
+        if !self.context.is_there() {
+            // The stream and the events went with the context, and what was in flight ended with it.
+            // SAFETY: taken once, here, and nothing of the device uses the memory any more.
+            unsafe { ManuallyDrop::drop(&mut self.state.memory) };
+            return;
+        }
+        if self.state.given_up || !self.settle() {
+            // What was not seen done may be under way: a device may still read or write the memory, so
+            // neither it nor the stream is given up.
             return;
         }
         if let Ok(_current) = self.context.enter() {

@@ -75,6 +75,7 @@ table! {
     required cuThreadExchangeStreamCaptureMode @ 10010 = "cuThreadExchangeStreamCaptureMode" (*mut CaptureMode);
 
     optional cuCtxGetDevice @ 2000 = "cuCtxGetDevice" (*mut i32);
+    optional cuCtxGetId @ 12000 = "cuCtxGetId" (RawContext, *mut u64);
     optional cuCtxEnablePeerAccess @ 4000 = "cuCtxEnablePeerAccess" (RawContext, u32);
 
     optional cuIpcGetMemHandle @ 4010 = "cuIpcGetMemHandle" (*mut IpcHandle, u64);

@@ -131,7 +131,8 @@ impl Crew {
     pub(super) fn submit(self: &Arc<Self>, task: impl FnOnce() + Send + 'static) {
         let mut state = lock(&self.state);
         state.tasks.push_back(Box::new(task));
-        if state.runners_asleep == 0 && state.runners < self.runners_max {
+        // One that sleeps takes one task, however many there are.
+        if state.tasks.len() > state.runners_asleep && state.runners < self.runners_max {
             if self.spawn("beeline-run", Self::runner) {
                 state.runners += 1;
             } else if state.runners == 0 {
@@ -205,5 +206,44 @@ impl Crew {
             state = wait_timeout(&self.run, state, IDLE);
             state.runners_asleep -= 1;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    /// Whether `until` came true, looked at again and again.
+    fn comes(until: impl Fn() -> bool) -> bool {
+        let end = Instant::now() + LONG;
+        while !until() {
+            if Instant::now() > end {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        true
+    }
+
+    /// Tasks that need each other are carried out side by side, though a runner sleeps when they come.
+    #[test]
+    fn a_burst_has_as_many_runners_as_it_has_tasks() {
+        const TASKS: usize = 4;
+        let crew = Crew::new(TASKS);
+        crew.submit(|| ());
+        assert!(comes(|| lock(&crew.state).runners_asleep == 1));
+        let (here, met) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        for _ in 0..TASKS {
+            let (here, met) = (Arc::clone(&here), Arc::clone(&met));
+            crew.submit(move || {
+                here.fetch_add(1, Ordering::SeqCst);
+                if comes(|| here.load(Ordering::SeqCst) == TASKS) {
+                    met.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        assert!(comes(|| met.load(Ordering::SeqCst) == TASKS));
     }
 }

@@ -15,7 +15,7 @@ use super::ordered::Ordered;
 use super::status::{Failure, Outcome};
 use crate::config::{Config, CufileConfig, Waiting};
 use crate::gpu::{DeviceId, Gpu};
-use crate::memory::{Budget, Pool, Slot};
+use crate::memory::{Budget, Keeper, Pool, Slot};
 use crate::{lock, wait_timeout};
 
 /// Most lanes of one context.
@@ -27,6 +27,8 @@ const SPIN: Duration = Duration::from_micros(60);
 /// For how long it only yields, and how long it naps after that.
 const SPIN_LONG: Duration = Duration::from_micros(400);
 const NAP: Duration = Duration::from_micros(20);
+/// How long the end of a context's lanes waits for copies that once did not end in time.
+const STUCK: Duration = Duration::from_millis(50);
 
 /// The lanes of one context.
 pub(super) struct Lanes {
@@ -34,8 +36,12 @@ pub(super) struct Lanes {
     owner: Owner,
     gpu: Gpu,
     context: Arc<Context>,
+    /// Whether it is the device's primary one, which stays as long as this value.
+    is_primary: bool,
     pool: Pool,
     cells: Vec<Mutex<Option<Held>>>,
+    /// Lanes whose copies did not end in time. Counted as quarantined until they are seen to have ended.
+    stuck: Mutex<Vec<(Held, Option<Mark>)>>,
     waiting: Waiting,
     stall: Duration,
     waiters: AtomicUsize,
@@ -43,10 +49,43 @@ pub(super) struct Lanes {
     freed: Condvar,
 }
 
-/// A lane and the slot that its memory is. The lane is dropped first.
+/// A lane and the slot that its memory is.
 struct Held {
-    lane: Lane,
-    slot: Slot,
+    lane: Option<Lane>,
+    slot: Option<Slot>,
+}
+
+impl Held {
+    fn settle(&mut self) -> bool {
+        self.lane.as_mut().is_none_or(Lane::settle)
+    }
+
+    /// Whether all before `mark`, the last one, is done.
+    fn is_over(&mut self, mark: Option<Mark>) -> bool {
+        let reached = self.lane.as_mut().zip(mark).map(|(lane, mark)| lane.is_reached(mark));
+        matches!(reached, Some(Ok(true))) || self.settle()
+    }
+
+    /// Ends the lane; answers its slot, unless a device may still use the memory.
+    fn into_slot(mut self) -> Option<Slot> {
+        self.end();
+        self.slot.take()
+    }
+
+    fn end(&mut self) {
+        if self.settle() {
+            drop(self.lane.take());
+        } else if let (Some(lane), Some(slot)) = (self.lane.take(), self.slot.take()) {
+            lane.give_up();
+            slot.abandon();
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.end();
+    }
 }
 
 /// A lane in use by one thread; given back when dropped.
@@ -57,6 +96,8 @@ pub(super) struct InUse<'a> {
 
 thread_local! {
     static HINT: Cell<usize> = const { Cell::new(usize::MAX) };
+    /// Where the thread found its last lane.
+    static LAST: Cell<usize> = const { Cell::new(0) };
 }
 static NEXT_HINT: AtomicUsize = AtomicUsize::new(0);
 
@@ -74,8 +115,8 @@ impl Lanes {
         let id = DeviceId::Cuda(u32::try_from(ordinal).unwrap_or(u32::MAX));
         let gpu = Gpu::open(&id)?;
         let primary = gpu.cuda_context()?;
-        let context =
-            if primary.is(owner) { primary } else { primary.device().foreign_context(owner) };
+        let is_primary = primary.is(owner);
+        let context = if is_primary { primary } else { primary.device().foreign_context(owner) };
         let config = Config::from_env();
         let pool = Pool::new(&gpu, Budget::process(&config));
         let cells = (0..LANES_MAX.min(config.slots())).map(|_| Mutex::default()).collect();
@@ -84,8 +125,10 @@ impl Lanes {
             owner,
             gpu,
             context,
+            is_primary,
             pool,
             cells,
+            stuck: Mutex::default(),
             waiting: settings.waiting,
             stall: config.stall_timeout,
             waiters: AtomicUsize::new(0),
@@ -101,13 +144,15 @@ impl Lanes {
     /// A lane, as soon as there is one.
     ///
     /// # Errors
-    /// `ETIMEDOUT` where none came free within the stall timeout; what making one says.
+    /// `ETIMEDOUT` where none came free within the stall timeout; what making one says; what the device
+    /// says where all lanes have failed.
     pub(super) fn acquire(&self) -> Outcome<InUse<'_>> {
         if let Some(lane) = self.try_acquire()? {
             return Ok(lane);
         }
         let deadline = Instant::now() + self.stall;
         loop {
+            self.check_stuck()?;
             self.waiters.fetch_add(1, Ordering::SeqCst);
             {
                 let guard = lock(&self.gate);
@@ -129,29 +174,29 @@ impl Lanes {
 
     /// A lane, if one is free or can be made now.
     pub(super) fn try_acquire(&self) -> Outcome<Option<InUse<'_>>> {
-        let start = hint();
+        let start = LAST.get();
         let mut empty = None;
         for step in 0..self.cells.len() {
-            let Some(cell) = self.cells.get((start + step) % self.cells.len()) else { break };
+            let at = (start + step) % self.cells.len();
+            let Some(cell) = self.cells.get(at) else { break };
             let guard = match cell.try_lock() {
                 Ok(guard) => guard,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => continue,
             };
             if guard.is_some() {
+                LAST.set(at);
                 return Ok(Some(InUse { lanes: self, cell: guard }));
             }
-            // Its own place first, so that a thread finds the same lane again.
             if empty.is_none() {
-                empty = Some(guard);
-                if step == 0 {
-                    break;
-                }
+                empty = Some((at, guard));
             }
         }
-        let Some(mut cell) = empty else { return Ok(None) };
+        // Only where every lane is in use is there to be one more.
+        let Some((at, mut cell)) = empty else { return Ok(None) };
         *cell = self.make()?;
         if cell.is_some() {
+            LAST.set(at);
             return Ok(Some(InUse { lanes: self, cell }));
         }
         drop(cell);
@@ -166,6 +211,9 @@ impl Lanes {
     }
 
     fn make(&self) -> Outcome<Option<Held>> {
+        if let Some(held) = self.recover() {
+            return Ok(Some(held));
+        }
         let slot = match self.pool.reuse() {
             Some(slot) => slot,
             None if self.pool.grow()? => match self.pool.reuse() {
@@ -179,16 +227,50 @@ impl Lanes {
         let host = Arc::clone(memory.mem());
         let lane = Lane::new(&self.context, registration, host)
             .map_err(|error| Failure::cuda("make a staging lane", &error))?;
-        Ok(Some(Held { lane, slot }))
+        Ok(Some(Held { lane: Some(lane), slot: Some(slot) }))
     }
 
-    /// Gives up every lane that nobody is using.
-    pub(super) fn trim(&self) {
-        for cell in &self.cells {
-            if let Ok(mut cell) = cell.try_lock() {
-                drop(cell.take());
-            }
+    /// # Errors
+    /// What the device says of lanes that are stuck, where there are no others to wait for.
+    fn check_stuck(&self) -> Outcome<()> {
+        let stuck = lock(&self.stuck);
+        let none = |cell: &Mutex<Option<Held>>| cell.try_lock().is_ok_and(|cell| cell.is_none());
+        if stuck.is_empty() || !self.cells.iter().all(none) {
+            return Ok(());
         }
+        for lane in stuck.iter().filter_map(|(held, _)| held.lane.as_ref()) {
+            lane.check().map_err(|error| Failure::cuda("use a staging lane", &error))?;
+        }
+        Ok(())
+    }
+
+    /// A lane that was stuck and is not any more.
+    fn recover(&self) -> Option<Held> {
+        let mut stuck = lock(&self.stuck);
+        let at = stuck.iter_mut().position(|(held, mark)| held.is_over(*mark))?;
+        let (held, _) = stuck.swap_remove(at);
+        self.pool.unquarantine(1);
+        Some(held)
+    }
+
+    /// Ends every lane that nobody is using, with its stream and its events. Unpinning their memory takes
+    /// long, and is left to whoever drops the answer and calls [`Self::trim`].
+    pub(super) fn end(&self) -> Vec<Slot> {
+        let mut ended: Vec<_> =
+            self.cells.iter().filter_map(|cell| cell.try_lock().ok()?.take()).collect();
+        let since = Instant::now();
+        loop {
+            ended.extend(std::iter::from_fn(|| self.recover()));
+            if lock(&self.stuck).is_empty() || since.elapsed() > STUCK {
+                break;
+            }
+            std::thread::sleep(NAP);
+        }
+        ended.into_iter().filter_map(Held::into_slot).collect()
+    }
+
+    /// Unpins the memory that no lane has.
+    pub(super) fn trim(&self) {
         self.pool.trim();
     }
 
@@ -197,30 +279,67 @@ impl Lanes {
     }
 }
 
+impl Keeper for Lanes {
+    /// Ends a lane that nobody is using. Its stream and its events go, its memory becomes idle.
+    fn give_up_one(&self) -> bool {
+        let mut idle = self.cells.iter().rev().filter_map(|cell| cell.try_lock().ok()?.take());
+        let held = idle.next().or_else(|| self.recover());
+        held.and_then(Held::into_slot).is_some()
+    }
+}
+
+impl std::fmt::Debug for Lanes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Lanes(device {})", self.ordinal)
+    }
+}
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        // Those that end count themselves, or are counted for good.
+        let stuck = std::mem::take(&mut *lock(&self.stuck));
+        self.pool.unquarantine(stuck.len());
+    }
+}
+
 impl InUse<'_> {
     /// The lane.
     ///
     /// # Errors
-    /// None while the value lives and [`Self::discard`] was not called.
+    /// None while the value lives.
     pub(super) fn lane(&mut self) -> Outcome<&mut Lane> {
-        match &mut *self.cell {
-            Some(held) => Ok(&mut held.lane),
+        match self.cell.as_mut().and_then(|held| held.lane.as_mut()) {
+            Some(lane) => Ok(lane),
             None => Err(Failure::new(super::OpError::INTERNAL_ERROR, "the lane is gone")),
         }
     }
 
-    /// Gives the lane up after a failure: whatever is still in flight keeps its memory.
-    pub(super) fn discard(mut self) {
-        if let Some(Held { lane, slot }) = self.cell.take() {
-            drop(lane);
-            slot.discard();
+    /// Gives the lane back although copies may be in flight: waits until they have ended, as long as the
+    /// stall timeout, or not at all where `failure` says that a wait has just come to that. A lane whose
+    /// copies did not end is put aside, and taken again once they have.
+    pub(super) fn settle(mut self, failure: Option<&Failure>) {
+        let timeout = rustix::io::Errno::TIMEDOUT.raw_os_error();
+        let waited = failure.is_some_and(|failure| failure.errno == timeout);
+        let mut mark = None;
+        if self.lane().is_ok_and(|lane| !lane.is_idle()) {
+            mark = self.lane().ok().and_then(|lane| lane.enter().ok()?.mark(Marking::Event).ok());
+            if let Some(mark) = mark.filter(|_| !waited) {
+                let _ = self.wait(mark);
+            }
+        }
+        let lanes = self.lanes;
+        if self.cell.as_mut().is_some_and(|held| !held.is_over(mark))
+            && let Some(held) = self.cell.take()
+        {
+            lanes.pool.quarantine(1);
+            lock(&lanes.stuck).push((held, mark));
         }
     }
 
     /// Starts a copy of `len` bytes, which are among several of one request.
     ///
     /// # Errors
-    /// What the device says; so all that follow. The lane must be discarded then.
+    /// What the device says; so all that follow. [`Self::settle`] gives the lane back then.
     pub(super) fn start(&mut self, copy: Copy) -> Outcome<Mark> {
         let failed = |error| Failure::cuda(copy, &error);
         let mut entered = self.lane()?.enter().map_err(failed)?;
@@ -364,14 +483,24 @@ impl AllLanes {
         settings: &CufileConfig,
     ) -> Outcome<Arc<Lanes>> {
         let mut known = lock(&self.known);
-        if let Some(lanes) = known.iter().find(|lanes| lanes.is_for(ordinal, owner)) {
+        let at = known.iter().position(|lanes| lanes.is_for(ordinal, owner));
+        if let Some(lanes) = at.and_then(|at| known.get(at))
+            && (lanes.is_primary || lanes.context.is_there())
+        {
             return Ok(Arc::clone(lanes));
         }
-        if known.len() >= CONTEXTS_MAX {
-            known.remove(0);
-        }
+        // One that was destroyed, and another made at its address; or one too many.
+        let gone = match at {
+            Some(at) => Some(known.remove(at)),
+            None => (known.len() >= CONTEXTS_MAX).then(|| known.remove(0)),
+        };
         let made = Arc::new(Lanes::new(ordinal, owner, settings)?);
+        let keeper: Arc<dyn Keeper> = Arc::clone(&made) as _;
+        made.pool.set_keeper(Arc::downgrade(&keeper));
         known.push(Arc::clone(&made));
+        // Without the lock: unpinning takes long.
+        drop(known);
+        drop(gone);
         Ok(made)
     }
 

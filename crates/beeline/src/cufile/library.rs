@@ -180,9 +180,14 @@ impl Library {
         if let Some(session) = session {
             session.end();
         }
-        // Unpinning takes milliseconds a lane, and nobody has to wait for it.
         let lanes = self.lanes.take();
-        let trim = move || lanes.iter().for_each(|lanes| lanes.trim());
+        // Streams and events go now: the caller may destroy their contexts next.
+        let slots: Vec<_> = lanes.iter().flat_map(|lanes| lanes.end()).collect();
+        // Unpinning takes milliseconds a lane, and nobody has to wait for it.
+        let trim = move || {
+            drop(slots);
+            lanes.iter().for_each(|lanes| lanes.trim());
+        };
         let _ = std::thread::Builder::new().name("beeline-trim".to_owned()).spawn(trim);
         Ok(())
     }

@@ -176,7 +176,7 @@ fn read_single(handle: &Handle, lanes: &Lanes, to: DevicePtr, at: u64, len: u64)
         return Ok(0);
     }
     if let Err(failure) = held.copy(Copy { into: true, device: to, at: 0, len: n }) {
-        held.discard();
+        held.settle(Some(&failure));
         return Err(failure);
     }
     Routes::count(&handle.routes.cached, n);
@@ -185,16 +185,8 @@ fn read_single(handle: &Handle, lanes: &Lanes, to: DevicePtr, at: u64, len: u64)
 
 /// Reads through the page cache into `memory` at `into`, until `len` bytes or the end of the file.
 fn read_cached(handle: &Handle, memory: &HostMem, into: u64, at: u64, len: u64) -> Outcome<u64> {
-    let mut done = 0;
-    while done < len {
-        match sys::pread(handle.data(), memory, into + done, len - done, at + done) {
-            Ok(0) => break,
-            Ok(n) => done += n,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(failed("read", handle, at, len, &error)),
-        }
-    }
-    Ok(done)
+    read_rest(handle, memory, into, len, at)
+        .map_err(|error| failed("read", handle, at, len, &error))
 }
 
 /// How the pieces of a read are read.
@@ -276,7 +268,7 @@ impl Share {
         if n > 0
             && let Err(failure) = held.copy(Copy { into: true, device: share.to, at: 0, len: n })
         {
-            held.discard();
+            held.settle(Some(&failure));
             return Err(failure);
         }
         Ok(n)
@@ -378,8 +370,8 @@ impl Share {
     /// Takes pieces until none is left, reading one while others are copied.
     fn work(&self, mut held: InUse<'_>, force: bool) -> Outcome<()> {
         let outcome = self.work_in(&mut held, force);
-        if outcome.is_err() {
-            held.discard();
+        if let Err(failure) = &outcome {
+            held.settle(Some(failure));
         }
         outcome
     }
@@ -465,8 +457,18 @@ fn read_direct(
             Ok(0) => break,
             Ok(n) => {
                 done += n;
-                // A part of a block is the end of the file.
+                // A part of a block is the end of the file, or as far as the file system got: what
+                // follows cannot be asked for past the page cache.
                 if !n.is_multiple_of(block) {
+                    if !handle.direct_only {
+                        done += read_rest(
+                            handle,
+                            lane.host(),
+                            from + done,
+                            end - start - done,
+                            start + done,
+                        )?;
+                    }
                     break;
                 }
             }
@@ -475,6 +477,20 @@ fn read_direct(
         }
     }
     Ok((skip, done.saturating_sub(skip).min(want.len)))
+}
+
+/// Reads through the page cache until `len` bytes or the end of the file.
+fn read_rest(handle: &Handle, memory: &HostMem, into: u64, len: u64, at: u64) -> io::Result<u64> {
+    let mut done = 0;
+    while done < len {
+        match sys::pread(handle.data(), memory, into + done, len - done, at + done) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
 }
 
 /// Writes out of the device: the next piece is copied out while one is written.
@@ -487,12 +503,9 @@ fn write_device(
 ) -> Outcome<u64> {
     let mut held = lanes.acquire()?;
     let outcome = write_pieces(handle, &mut held, from, at, len);
-    match &outcome {
-        Ok((_, true)) => {}
-        // Copies may still be under way: the lane sees to that when it is dropped.
-        Ok((_, false)) | Err(_) => held.discard(),
-    }
-    outcome.map(|(written, _)| written)
+    // Where it failed or came to an early end, copies may still be under way.
+    held.settle(outcome.as_ref().err());
+    outcome
 }
 
 fn write_pieces(
@@ -501,17 +514,15 @@ fn write_pieces(
     from: DevicePtr,
     at: u64,
     len: u64,
-) -> Outcome<(u64, bool)> {
+) -> Outcome<u64> {
     let piece = PIECE;
     let segments = usize::try_from(held.lane()?.room() / piece).unwrap_or(1).clamp(1, IN_FLIGHT);
     let mut flying: VecDeque<(u64, u64, Mark)> = VecDeque::with_capacity(segments);
     let (mut started, mut done, mut place) = (0, 0, 0);
     if len <= piece {
         held.copy(Copy { into: false, device: from, at: 0, len })?;
-        return match write_cached(handle, held.lane()?, 0, at, len) {
-            Ok(written) => Ok((written, true)),
-            Err(error) => Err(failed("write", handle, at, len, &error)),
-        };
+        return write_cached(handle, held.lane()?, 0, at, len)
+            .map_err(|error| failed("write", handle, at, len, &error));
     }
     while done < len {
         while started < len && flying.len() < segments {
@@ -530,14 +541,14 @@ fn write_pieces(
             Ok(written) => {
                 done += written;
                 if written < n {
-                    return Ok((done, flying.is_empty()));
+                    return Ok(done);
                 }
             }
-            Err(_) if done > 0 => return Ok((done, flying.is_empty())),
+            Err(_) if done > 0 => return Ok(done),
             Err(error) => return Err(failed("write", handle, at + done, n, &error)),
         }
     }
-    Ok((done, true))
+    Ok(done)
 }
 
 fn write_cached(

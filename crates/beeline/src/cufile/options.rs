@@ -109,6 +109,9 @@ pub(super) struct Slabs {
     pub(super) counts: Vec<u64>,
 }
 
+/// Their keys in the file.
+const SLAB_SIZES: &str = "properties.posix_pool_slab_size_kb";
+const SLAB_COUNTS: &str = "properties.posix_pool_slab_count";
 /// Most slab classes.
 const SLABS_MAX: usize = 16;
 
@@ -155,7 +158,10 @@ impl Options {
         let mut options = Self::default();
         if let Some(path) = file {
             match std::fs::read_to_string(path) {
-                Ok(text) => options.read_file(path, &text)?,
+                Ok(text) => {
+                    options.read_file(path, &text)?;
+                    options.check_slabs();
+                }
                 Err(error) => options.problems.push(format!("{}: {error}", path.display())),
             }
         }
@@ -182,6 +188,18 @@ impl Options {
         Ok(())
     }
 
+    /// Sizes and counts come one after the other, so they are looked at together in the end.
+    fn check_slabs(&mut self) {
+        let slabs = self.posix_slabs.clone();
+        if let Err(failure) = Slabs::new(slabs.sizes_kb, slabs.counts) {
+            self.problems.push(format!(
+                "{SLAB_SIZES}, {SLAB_COUNTS}: {}; the defaults are used",
+                failure.text
+            ));
+            self.posix_slabs = Self::default().posix_slabs;
+        }
+    }
+
     fn take(&mut self, key: &str, value: &Value) {
         if let Some(at) = SIZES.iter().position(|size| size.key == key) {
             let number = value.as_u64().or_else(|| value.as_bool().map(u64::from));
@@ -199,12 +217,15 @@ impl Options {
             if let (Some(text), Some(place)) = (value.as_str(), self.strings.get_mut(at)) {
                 text.clone_into(place);
             }
-        } else if let Some(list) = numbers(value)
-            && key.starts_with("properties.posix_pool_slab_")
-        {
-            let size = key.ends_with("size_kb");
-            *(if size { &mut self.posix_slabs.sizes_kb } else { &mut self.posix_slabs.counts }) =
-                list;
+        } else if key == SLAB_SIZES || key == SLAB_COUNTS {
+            let slabs = &mut self.posix_slabs;
+            let place = if key == SLAB_SIZES { &mut slabs.sizes_kb } else { &mut slabs.counts };
+            match numbers(value) {
+                Some(list) => *place = list,
+                None => self.problems.push(format!(
+                    "{key} = {value} is no list of up to {SLABS_MAX} numbers; the default is used"
+                )),
+            }
         } else if !KNOWN_PREFIXES.iter().any(|prefix| key.starts_with(prefix)) {
             self.problems.push(format!("{key} is not a setting that is known here"));
         }
@@ -336,7 +357,10 @@ pub(super) fn check_kb(at: usize, kb: u64, step: u64) -> Outcome<()> {
 
 fn numbers(value: &Value) -> Option<Vec<u64>> {
     let list = value.as_array()?;
-    (list.len() <= SLABS_MAX).then(|| list.iter().filter_map(Value::as_u64).collect())
+    if list.len() > SLABS_MAX {
+        return None;
+    }
+    list.iter().map(Value::as_u64).collect()
 }
 
 fn truth(text: &str) -> Option<bool> {
@@ -377,6 +401,29 @@ mod tests {
         assert_eq!(missing.problems.len(), 1);
         for text in ["{ \"properties\": { oops", "[1]", ""] {
             assert_eq!(loaded(text, &[]).unwrap_err().code, OpError::INVALID_VALUE, "{text}");
+        }
+    }
+
+    #[test]
+    fn slab_classes_of_a_file_have_as_many_sizes_as_counts() {
+        let cases = [
+            ("[4, 64]", "[8, 2]", vec![4, 64], 0),
+            ("[4]", "[8, 2, 1, 1, 1, 1, 1, 1]", vec![4, 1024, 16_384], 1),
+            ("[4, 64, 128]", "[8]", vec![4, 1024, 16_384], 1),
+            ("[4, \"x\"]", "[8, 2]", vec![4, 1024, 16_384], 2),
+            ("[]", "[]", vec![4, 1024, 16_384], 1),
+            ("[0]", "[1]", vec![4, 1024, 16_384], 1),
+            ("7", "[1, 1, 1]", vec![4, 1024, 16_384], 1),
+        ];
+        for (sizes, counts, expected, problems) in cases {
+            let text = format!(
+                r#"{{ "properties": {{ "posix_pool_slab_size_kb": {sizes},
+                      "posix_pool_slab_count": {counts} }} }}"#
+            );
+            let options = loaded(&text, &[]).unwrap();
+            let Slabs { sizes_kb, counts } = &options.posix_slabs;
+            assert_eq!((sizes_kb, counts.len()), (&expected, expected.len()), "{text}");
+            assert_eq!(options.problems.len(), problems, "{:?}", options.problems);
         }
     }
 

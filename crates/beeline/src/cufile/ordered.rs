@@ -1,6 +1,7 @@
 //! Requests in stream order: the caller's stream comes to a gate, the request is carried out, the gate
 //! opens. No callback runs in the driver's threads, so streams do not wait for each other.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,8 @@ pub(super) struct Ordered {
 }
 
 struct State {
-    free: Vec<(Gate, u32)>,
+    /// Gates with their last pass, the longest unused first: streams that still look at it have gone on.
+    free: VecDeque<(Gate, u32)>,
     waiting: Vec<(Gate, u32, Arc<Crew>, Work)>,
     running: bool,
 }
@@ -47,7 +49,7 @@ impl Ordered {
     pub(super) fn new(gpu: &Gpu, driver: &Arc<Driver>, stall: Duration) -> Outcome<Arc<Self>> {
         let memory = gpu.pin(GATES * GATE_BYTES)?;
         let gates = Gates::new(Arc::clone(memory.registration()?), Arc::clone(memory.mem()));
-        let free = (0..gates.len()).rev().map(|gate| (Gate(gate), 0)).collect();
+        let free = (0..gates.len()).map(|gate| (Gate(gate), 0)).collect();
         Ok(Arc::new(Self {
             gates: Arc::new(gates),
             _memory: memory,
@@ -76,7 +78,7 @@ impl Ordered {
         if let Err((error, used)) = &queued {
             // A gate that something may still write to is never used again.
             if !used {
-                lock(&self.state).free.push((gate, last));
+                lock(&self.state).free.push_front((gate, last));
             }
             return Err(Failure::cuda(format!("queue a request in {stream:?}"), error));
         }
@@ -85,8 +87,12 @@ impl Ordered {
         if !state.running {
             state.running = self.start();
             if !state.running {
-                // No thread: the gate must not stay shut.
+                // No thread: the request is reported as failed, so it must never run. What stays is the
+                // gate, which is free again only after the stream has come to it.
+                let failed = state.waiting.pop();
+                state.waiting.push((gate, pass, Arc::clone(crew), Box::new(|| ())));
                 drop(state);
+                drop(failed);
                 self.gates.open(gate, pass);
                 let text = "no thread for stream-ordered requests could be started";
                 return Err(Failure::new(OpError::INTERNAL_ERROR, text));
@@ -101,7 +107,7 @@ impl Ordered {
         let deadline = Instant::now() + self.stall;
         let mut state = lock(&self.state);
         loop {
-            if let Some(free) = state.free.pop() {
+            if let Some(free) = state.free.pop_front() {
                 return Ok(free);
             }
             if Instant::now() >= deadline {
@@ -168,7 +174,7 @@ struct Opener {
 impl Drop for Opener {
     fn drop(&mut self) {
         self.ordered.gates.open(self.gate, self.pass);
-        lock(&self.ordered.state).free.push((self.gate, self.pass));
+        lock(&self.ordered.state).free.push_back((self.gate, self.pass));
         self.ordered.changed.notify_all();
     }
 }

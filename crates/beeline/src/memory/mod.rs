@@ -23,4 +23,4 @@ pub(crate) fn plural(count: usize, what: &str) -> String {
 }
 
 pub(crate) use numa::stay_near;
-pub(crate) use pool::Slot;
+pub(crate) use pool::{Keeper, Slot};

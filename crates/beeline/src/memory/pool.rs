@@ -54,9 +54,18 @@ impl Budget {
             state.pools.clone()
         };
         // Outside the lock: a pool that gives up a slot unpins it and calls `give`.
-        let mut others = pools.iter().filter_map(Weak::upgrade);
-        let spared = others.any(|pool| !Arc::ptr_eq(&pool, own) && pool.spare());
-        spared && self.take_free()
+        let others = pools.iter().filter_map(Weak::upgrade);
+        let mut others: Vec<_> = others.filter(|pool| !Arc::ptr_eq(pool, own)).collect();
+        let spared = others.iter().any(|pool| pool.spare());
+        if spared {
+            return self.take_free();
+        }
+        // No slot is idle as such, but one may be kept by somebody who does nothing with it.
+        others.sort_by_key(|pool| std::cmp::Reverse(pool.held()));
+        let held = own.held();
+        let reclaimed =
+            others.iter().any(|pool| may_take(held, pool.held()) && pool.reclaim() && pool.spare());
+        reclaimed && self.take_free()
     }
 
     fn take_free(&self) -> bool {
@@ -75,6 +84,19 @@ impl Budget {
     fn has_waiters(&self) -> bool {
         lock(&self.state).waiting > 0
     }
+}
+
+/// Whether a pool that holds `own` slots may have one that another, which holds `other`, keeps: always where
+/// it has none, else only as far as to be equal, so that two pools do not take slots from each other in
+/// turns.
+const fn may_take(own: usize, other: usize) -> bool {
+    own == 0 || own + 1 < other
+}
+
+/// Who keeps slots beyond the use of them, because what was made of them is slow to make again.
+pub(crate) trait Keeper: Send + Sync + std::fmt::Debug {
+    /// Gives one slot back that nobody uses now; says whether there was one. Waits for nothing.
+    fn give_up_one(&self) -> bool;
 }
 
 /// What a pool holds now, in slots of [`SLOT_BYTES`].
@@ -110,16 +132,22 @@ struct Inner {
 struct State {
     idle: Vec<PinnedMem>,
     usage: PoolUsage,
+    keeper: Option<Weak<dyn Keeper>>,
 }
 
 impl Pool {
     /// An empty pool that pins through `gpu` as slots are needed.
     pub fn new(gpu: &Gpu, budget: Arc<Budget>) -> Self {
         let usage = PoolUsage { limit: budget.slots_max, ..PoolUsage::default() };
-        let state = Mutex::new(State { idle: Vec::new(), usage });
+        let state = Mutex::new(State { usage, ..State::default() });
         let inner = Arc::new(Inner { gpu: gpu.clone(), budget: Arc::clone(&budget), state });
         lock(&budget.state).pools.push(Arc::downgrade(&inner));
         Self { inner }
+    }
+
+    /// Names who keeps slots of this pool, and is asked for one where another pool has none.
+    pub(crate) fn set_keeper(&self, keeper: Weak<dyn Keeper>) {
+        lock(&self.inner.state).keeper = Some(keeper);
     }
 
     /// What the pool holds now.
@@ -194,6 +222,18 @@ impl Inner {
         Some(memory)
     }
 
+    /// Slots that the pool holds, in use or not.
+    fn held(&self) -> usize {
+        let state = lock(&self.state);
+        state.usage.busy + state.idle.len()
+    }
+
+    /// Has the keeper make a slot idle that it keeps for nothing.
+    fn reclaim(&self) -> bool {
+        let keeper = lock(&self.state).keeper.clone();
+        keeper.and_then(|keeper| keeper.upgrade()).is_some_and(|keeper| keeper.give_up_one())
+    }
+
     /// Unpins one idle slot, if there is one.
     fn spare(&self) -> bool {
         let memory = lock(&self.state).idle.pop();
@@ -236,6 +276,16 @@ impl Slot {
         drop(memory);
         lock(&self.pool.inner.state).usage.busy -= 1;
         self.pool.inner.budget.give(1);
+    }
+}
+
+impl Slot {
+    /// Gives the memory up for good: a device may still use it, and whoever queued that holds it. It stays
+    /// counted, as busy and quarantined, and in the budget.
+    pub(crate) fn abandon(mut self) {
+        let Some(memory) = self.memory.take() else { return };
+        drop(memory);
+        lock(&self.pool.inner.state).usage.quarantined += 1;
     }
 }
 
@@ -321,6 +371,47 @@ mod tests {
         assert!(take(&one, SOON).unwrap().is_none());
         drop(slots);
         slot(&one);
+    }
+
+    /// Keeps slots that it does nothing with.
+    #[derive(Debug)]
+    struct Kept(Mutex<Vec<Slot>>);
+
+    impl Keeper for Kept {
+        fn give_up_one(&self) -> bool {
+            let slot = lock(&self.0).pop();
+            slot.is_some()
+        }
+    }
+
+    #[test]
+    fn slots_that_are_kept_for_nothing_go_to_a_pool_that_has_none_and_are_shared_evenly() {
+        let gpu = Gpu::simulated(&SimConfig::default()).unwrap();
+        for (slots, expected) in [(2, 1), (4, 2), (5, 2), (8, 4)] {
+            let budget = Budget::new(&config(slots));
+            let (one, two) =
+                (Pool::new(&gpu, Arc::clone(&budget)), Pool::new(&gpu, Arc::clone(&budget)));
+            let kept: Vec<_> = (0..slots).map(|_| slot(&one)).collect();
+            let kept = Arc::new(Kept(Mutex::new(kept)));
+            assert!(take(&two, SOON).unwrap().is_none(), "nobody has been named");
+            let keeper: Arc<dyn Keeper> = Arc::clone(&kept) as _;
+            one.set_keeper(Arc::downgrade(&keeper));
+            let taken: Vec<_> = std::iter::from_fn(|| take(&two, SOON).unwrap()).collect();
+            assert_eq!((taken.len(), lock(&kept.0).len()), (expected, slots as usize - expected));
+            assert!(gpu.usage().pinned <= slots * SLOT_BYTES);
+        }
+    }
+
+    #[test]
+    fn what_is_abandoned_stays_counted() {
+        let gpu = Gpu::simulated(&SimConfig::default()).unwrap();
+        let budget = Budget::new(&config(2));
+        let pool = Pool::new(&gpu, Arc::clone(&budget));
+        slot(&pool).abandon();
+        let usage = pool.usage();
+        assert_eq!((usage.busy, usage.quarantined), (1, 1));
+        let _left = slot(&pool);
+        assert!(take(&pool, SOON).unwrap().is_none(), "more than the budget was pinned");
     }
 
     #[test]

@@ -62,6 +62,32 @@ fn one_thread_a_request_and_direct_reads_alone() {
     }
 }
 
+/// Threads of one device take no more of the pool than they need, and leave another device its share.
+#[test]
+fn a_second_device_is_served_after_many_threads_of_the_first() {
+    for pool in ["16M", "256M"] {
+        let env = [("BEELINE_TEST_CUDA_DEVICES", "2"), ("BEELINE_STALL_SECONDS", "10")];
+        conforms(&[], "devices", &[env[0], env[1], ("BEELINE_POOL_BYTES", pool)]);
+    }
+}
+
+#[test]
+fn lanes_come_back_whatever_became_of_a_request() {
+    for waiting in ["driver", "event", "word"] {
+        let env = [("BEELINE_STALL_SECONDS", "2"), ("BEELINE_CUFILE_WAIT", waiting)];
+        conforms(&[], "stuck", &env);
+    }
+}
+
+#[test]
+fn slab_classes_of_unequal_length_in_the_file_do_not_reach_the_caller() {
+    let json = tempfile::NamedTempFile::new().unwrap();
+    let text = "{ \"properties\": { \"posix_pool_slab_size_kb\": [4],\n \
+                \"posix_pool_slab_count\": [1, 2, 3, 4, 5, 6, 7, 8] } }";
+    std::fs::write(json.path(), text).unwrap();
+    conforms(&[], "parameters", &[("CUFILE_ENV_PATH_JSON", json.path().to_str().unwrap())]);
+}
+
 /// Random arguments and every group again, with the C side watched for memory errors.
 #[test]
 fn nothing_writes_outside_of_what_the_caller_gave() {

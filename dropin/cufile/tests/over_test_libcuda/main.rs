@@ -13,4 +13,5 @@ mod abi;
 mod calls;
 mod cases;
 mod commands;
+mod parts;
 mod tools;

@@ -41,6 +41,11 @@ impl Bench {
         self.cufile.with_file_name("beeline")
     }
 
+    /// The test driver.
+    pub fn driver(&self) -> PathBuf {
+        self.folder().join("libcuda.so.1")
+    }
+
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
