@@ -96,7 +96,10 @@ fn open(
     write: bool,
     per_thread: u64,
 ) -> Result<Vec<File>, Failure> {
-    let bytes = if paths.len() > 1 { per_thread } else { per_thread * u64::from(flags.threads) };
+    // Up to the end of the last thread's last whole request.
+    let before = per_thread.saturating_mul(u64::from(flags.threads.saturating_sub(1)));
+    let before = if paths.len() > 1 { 0 } else { before };
+    let bytes = before.saturating_add(per_thread / flags.io_size * flags.io_size);
     let one = |path: &PathBuf| match write {
         true => to_write(path),
         false => to_read(path, bytes),
