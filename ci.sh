@@ -3,7 +3,10 @@
 #
 #   ./ci.sh          all of it
 #   ./ci.sh quick    format, lints, unit tests
-#   ./ci.sh STEP..   single steps: fmt clippy test doc aarch64 fuzz kernels licences rig sanitize
+#   ./ci.sh STEP..   single steps: fmt clippy test doc aarch64 fuzz kernels licences rig, and
+#                    sanitize, which is not part of all: the thread sanitizer does not see system
+#                    calls made without libc, and takes an address that was unmapped and mapped again
+#                    for a race
 #
 # Needs a Rust toolchain and a C linker. cargo-nextest is used where it is installed.
 #
@@ -85,7 +88,7 @@ main() {
     mkdir -p target
     : >"$skips"
     case "${1:-all}" in
-    all) set -- fmt clippy test doc aarch64 fuzz kernels licences rig sanitize ;;
+    all) set -- fmt clippy test doc aarch64 fuzz kernels licences rig ;;
     quick)
         cargo fmt --all --check
         cargo clippy --workspace --all-targets --locked -- -D warnings
