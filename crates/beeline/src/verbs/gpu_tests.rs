@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
+use super::tests::pattern;
 use super::*;
 use crate::config::SimConfig;
 use crate::gpu::sim::{Effect, Site};
@@ -97,10 +98,6 @@ fn nics(local: bool) -> (Nic, Nic) {
         let other = scope.spawn(|| Nic::local(b).unwrap());
         (Nic::local(a).unwrap(), other.join().unwrap())
     })
-}
-
-fn pattern(len: usize, seed: u8) -> Vec<u8> {
-    (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8) ^ seed).collect()
 }
 
 /// What a program may expect of any pair of regions.
