@@ -3,18 +3,7 @@
 load net
 load rdma
 tc() { /usr/bin/tc "$@"; }
-ip link set lo up
-ip netns add peer
-ip link add veth0 mtu 9000 type veth peer name veth1 mtu 9000
-ip link set veth1 netns peer
-ip addr add 10.9.0.1/24 dev veth0
-ip link set veth0 up
-ip netns exec peer /usr/bin/ip addr add 10.9.0.4/24 dev veth1
-ip netns exec peer /usr/bin/ip link set veth1 up
-ip netns exec peer /usr/bin/ip link set lo up
-rdma link add rxe0 type rxe netdev veth0
-ip netns exec peer rdma link add rxe1 type rxe netdev veth1
-sleep 1
+rxe_pair
 rxe_verbs_agent rxe0 10.9.0.1 7000 &
 ip netns exec peer rxe_verbs_agent rxe1 10.9.0.4 7000 &
 echo "no fault"

@@ -3,18 +3,7 @@
 # in software emulation: the figures are for comparison with each other only.
 load net
 load rdma
-ip link set lo up
-ip netns add peer
-ip link add veth0 mtu 9000 type veth peer name veth1 mtu 9000
-ip link set veth1 netns peer
-ip addr add 10.9.0.1/24 dev veth0
-ip link set veth0 up
-ip netns exec peer /usr/bin/ip addr add 10.9.0.4/24 dev veth1
-ip netns exec peer /usr/bin/ip link set veth1 up
-ip netns exec peer /usr/bin/ip link set lo up
-rdma link add rxe0 type rxe netdev veth0
-ip netns exec peer rdma link add rxe1 type rxe netdev veth1
-sleep 1
+rxe_pair
 
 # PROGRAM ARGUMENTS: as server there, as client here; the client's line of figures.
 perftest() {
