@@ -52,8 +52,9 @@ fn parse(text: &str) -> Result<Vec<Mutation>, String> {
     let mut list = Vec::new();
     for block in text.split("\n\n") {
         let field = |key: &str| {
-            let line = block.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(": "));
-            line.map(str::to_owned)
+            let line = block.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+            // Nothing behind it: what stands there is taken out.
+            line.map(|value| value.strip_prefix(' ').unwrap_or(value).to_owned())
         };
         if block.lines().all(|line| line.is_empty() || line.starts_with('#')) {
             continue;
