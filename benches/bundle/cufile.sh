@@ -2,7 +2,7 @@
 # Runs the drop-in libcufile on a machine with a GPU: conformance, real clients, and a benchmark beside
 # NVIDIA's library and kvikio. Each part has a time limit and none stops the others. Prints text.
 #
-# usage: cufile.sh [conformance] [clients] [bench]        (all three without a word)
+# usage: cufile.sh [conformance] [clients] [ceiling] [bench]        (all of them without a word)
 # env: WHEELS=folder of wheels (../.whl)   FOLDER=where files are made (/tmp/beeline-cufile, ~3 GiB)
 #      NVIDIA_LIB=path of NVIDIA's libcufile.so.0 (looked for)   PASSES=3   SECONDS_CELL=0.3
 set -uo pipefail
@@ -16,18 +16,26 @@ cp -f libcufile.so.0 lib/libcufile.so.0
 ln -sf libcufile.so.0 lib/libcufile.so
 ours=$here/lib/libcufile.so.0
 began=$SECONDS
-[ $# -gt 0 ] || set -- conformance clients bench
+[ $# -gt 0 ] || set -- conformance clients ceiling bench
 note() { printf '\n== [%3d s] %s\n' $((SECONDS - began)) "$*"; }
 note "$(cat COMMIT) on $(uname -r), $(nproc) CPUs, $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -1)"
 note "$folder is $(stat -f -c %T "$folder"), /dev/shm is $(stat -f -c %T /dev/shm)"
 
 # The programs are built here where there is a compiler, for this machine's C library.
-for p in conformance cufile_bench; do
+for p in conformance cufile_bench write_ceiling; do
     if command -v cc >/dev/null; then
         cc -std=gnu11 -O2 -w -I. $p.c -o $p.here -ldl -lpthread 2>&1 | head -3
     fi
     [ -x $p.here ] || cp $p $p.here
 done
+
+# What the kernel allows a writer of one file, without a GPU and without a library.
+ceiling() {
+    for where in "$folder" /dev/shm; do
+        note "ceiling of writes, $where: way,block,threads,GB/s,CPU-s/GiB"
+        timeout -k 5 25 ./write_ceiling.here "$where" 0.1
+    done
+}
 
 conformance() {
     note "conformance over the real driver, files on $folder"

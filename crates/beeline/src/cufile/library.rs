@@ -308,10 +308,11 @@ impl Library {
         self.needed(OpError::INVALID_VALUE)?.events(batch, least, most, timeout)
     }
 
-    /// Cancels the entries that have not started.
+    /// Takes back what was submitted and not reported, and waits for what has started; none of it is
+    /// reported.
     ///
     /// # Errors
-    /// `INVALID_VALUE`.
+    /// `INVALID_VALUE`; `ETIMEDOUT` where what has started does not end within the stall timeout.
     pub fn cancel(&self, batch: usize) -> Outcome<()> {
         self.needed(OpError::INVALID_VALUE)?.cancel(batch)
     }

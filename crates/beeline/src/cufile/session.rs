@@ -423,15 +423,16 @@ impl Session {
     pub(super) fn cancel(&self, id: usize) -> Outcome<()> {
         let batch = self.batch(id);
         self.stats.count(Op::BATCH_CANCEL, batch.is_ok());
-        batch?.cancel();
-        Ok(())
+        batch?.cancel()
     }
 
     pub(super) fn destroy(&self, id: usize) {
         let gone = write_lock(&self.batches).remove(&id);
         self.stats.count(Op::BATCH_DESTROY, gone.is_some());
         if let Some(batch) = gone {
-            batch.abandon();
+            if let Err(failure) = batch.cancel() {
+                tracing::error!("destroy a batch: {}", failure.text);
+            }
         }
     }
 
@@ -524,7 +525,7 @@ impl Session {
     /// Ends what can be ended without waiting.
     pub(super) fn end(&self) {
         for (_, batch) in write_lock(&self.batches).drain() {
-            batch.cancel();
+            batch.take_back();
         }
         self.handles.change(|handles| {
             handles.clear();
