@@ -161,6 +161,14 @@ impl Line {
         }
     }
 
+    pub(super) fn each_unsent(&self, show: &mut impl FnMut(&[u8])) {
+        let datagram = |packet| match packet {
+            &Packet::Data { ref datagram } => datagram.as_deref(),
+            Packet::Ack { .. } | Packet::Atomic { .. } => None,
+        };
+        self.packets.iter().filter_map(datagram).for_each(show);
+    }
+
     /// Forgets every answer.
     pub(super) fn clear(&mut self) {
         self.replies.clear();
