@@ -162,11 +162,11 @@ impl Line {
     }
 
     pub(super) fn each_unsent(&self, show: &mut impl FnMut(&[u8])) {
-        let datagram = |packet| match packet {
-            &Packet::Data { ref datagram } => datagram.as_deref(),
-            Packet::Ack { .. } | Packet::Atomic { .. } => None,
-        };
-        self.packets.iter().filter_map(datagram).for_each(show);
+        for packet in &self.packets {
+            if let Packet::Data { datagram: Some(datagram) } = packet {
+                show(datagram);
+            }
+        }
     }
 
     /// Forgets every answer.
