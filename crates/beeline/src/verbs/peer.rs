@@ -324,6 +324,12 @@ impl Peer {
     }
 
     #[cfg(test)]
+    pub(super) fn knows(&mut self, number: u64) -> bool {
+        self.read_messages();
+        self.taken.contains_key(&number)
+    }
+
+    #[cfg(test)]
     pub(super) fn insert(&mut self, number: u64, buffer: Buffer) {
         self.taken.insert(number, Arc::new(PeerRegion::Gpu(buffer)));
     }

@@ -206,3 +206,47 @@ fn address(name: u64) -> IpAddr {
     let [a, b, c, d, e, f, g, h] = name.to_be_bytes();
     IpAddr::V6(Ipv6Addr::from([0xfd, b'b', b'e', b'e', 0, 0, 0, 0, a, b, c, d, e, f, g, h]))
 }
+
+#[cfg(test)]
+mod tests {
+    use beeline_sys::mem::HostMem;
+
+    use super::*;
+
+    fn joined() -> (LocalLink, LocalLink) {
+        let (one, other) = UnixStream::pair().unwrap();
+        std::thread::scope(|scope| {
+            let far = scope.spawn(|| LocalLink::join(other).unwrap());
+            (LocalLink::join(one).unwrap(), far.join().unwrap())
+        })
+    }
+
+    /// A region is said to be gone behind every packet that waits, however full the ring is.
+    #[test]
+    fn what_is_gone_overtakes_no_packet() {
+        const PACKETS: usize = 100;
+        let (mut near, mut far) = joined();
+        let mem = HostMem::shareable(4096).unwrap();
+        let number = lock(&near.peer).give(&mem).unwrap();
+        let path = Path { src: near.path.dst, dst: near.path.src, ..near.path };
+        let packet = |n: usize| Transmit { path, datagram: vec![n as u8; 100_000] };
+        let mut queue: VecDeque<Transmit> = (0..PACKETS).map(packet).collect();
+        lock(&near.peer).take_back(number);
+        let (mut sent, mut spare, mut arrivals) = (Vec::new(), Vec::new(), Vec::new());
+        // More than the ring holds: some are left, and the region is not gone yet.
+        while near.send(&mut queue, &mut sent) {}
+        assert!(!queue.is_empty() && !lock(&near.peer).gone.is_empty());
+        while arrivals.len() < PACKETS {
+            let known = lock(&far.peer).knows(number);
+            assert!(known, "gone after {} packets", arrivals.len());
+            near.send(&mut queue, &mut sent);
+            // One batch at a time, as they come.
+            far.receive(&mut spare, &mut arrivals);
+        }
+        near.send(&mut queue, &mut sent);
+        far.receive(&mut spare, &mut arrivals);
+        assert!(!lock(&far.peer).knows(number));
+        assert!(lock(&near.peer).gone.is_empty() && near.due().is_none());
+        assert!(arrivals.iter().enumerate().all(|(n, arrival)| arrival.datagram[0] == n as u8));
+    }
+}
