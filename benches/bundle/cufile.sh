@@ -22,7 +22,7 @@ note "$(cat COMMIT) on $(uname -r), $(nproc) CPUs, $(nvidia-smi --query-gpu=name
 note "$folder is $(stat -f -c %T "$folder"), /dev/shm is $(stat -f -c %T /dev/shm)"
 
 # The programs are built here where there is a compiler, for this machine's C library.
-for p in conformance cufile_bench write_ceiling; do
+for p in conformance cufile_bench write_ceiling fork_exit; do
     if command -v cc >/dev/null; then
         cc -std=gnu11 -O2 -w -I. $p.c -o $p.here -ldl -lpthread 2>&1 | head -3
     fi
@@ -45,6 +45,13 @@ conformance() {
     BEELINE_POOL_BYTES=64M BEELINE_CUFILE_WAIT=word timeout -k 5 100 \
         ./conformance.here "$ours" /dev/shm/beeline-cufile 2>&1 | grep -v "ERROR: stream-ordered" | tail -40
     rm -rf /dev/shm/beeline-cufile
+    note "streams, batches and threads where all streams of the device share one hardware queue"
+    for group in streams batches threads crowd; do
+        CUDA_DEVICE_MAX_CONNECTIONS=1 BEELINE_STALL_SECONDS=5 timeout -k 5 40 \
+            ./conformance.here "$ours" "$folder" $group 2>&1 | grep -v "ERROR: stream-ordered" | tail -12
+    done
+    note "a child of fork that calls exit(0), without this library"
+    timeout -k 5 60 ./fork_exit.here
 }
 
 clients() {
