@@ -202,19 +202,22 @@ def faults(run):
         team = run.team(f"fault-{name}", 2, env=env)
         if team is None:
             continue
-        answer = team.gather(35)[0] if ending == "told" else None
+        begun = team.gather(30)
+        answer = team.gather(35)[0] if ending == "told" and begun[0] != "@gone" else begun[0]
         if ending == "told":
             ok = bool(answer and answer.startswith("@ok ")) and all(word in answer for word in words)
             run.note(ok, f"faults {name}", run.fate(team, 0, answer)[:600])
         else:
-            try:
-                code = team.processes[0].wait(min(40, max(1, run.left())))
-            except subprocess.TimeoutExpired:
-                code = None
-                team.stacks()
-            log = open(team.logs[0], errors="replace").read()
-            said = [line.strip() for line in log.splitlines() if any(word in line for word in words)]
-            ok = code not in (None, 0) and all(word in log for word in words)
+            # What it says counts; PyTorch may take its time to end the process after that.
+            end, code, log = time.monotonic() + min(30, max(1, run.left())), None, ""
+            while time.monotonic() < end and code is None:
+                code = team.processes[0].poll()
+                log = open(team.logs[0], errors="replace").read()
+                if all(word in log for word in words):
+                    end = min(end, time.monotonic() + 8)
+                time.sleep(0.1)
+            said = [line.strip() for line in log.splitlines() if words[0] in line]
+            ok = code != 0 and all(word in log for word in words)
             run.note(ok, f"faults {name}", f"exit {code}: {said[0][-400:] if said else team.tail(0)}")
         team.end()
 
@@ -404,7 +407,8 @@ def t_all_reduce(torch, dist, rank, world, device):
             top = 5
         for op in ops:
             if op == "PREMUL_SUM":
-                if name not in ("float16", "float32", "float64", "bfloat16"):
+                # Of bfloat16 PyTorch 2.11 passes the low half of a 32-bit factor: 0, with any library.
+                if name not in ("float16", "float32", "float64"):
                     continue
                 try:
                     reduce = dist._make_nccl_premul_sum(0.5)
@@ -870,7 +874,8 @@ FAULTS = {
     "killed": (dict(WAIT, BEELINE_COMM_TIMEOUT="20"), "told", ["rank 1"]),
     "abort": (QUIET, "told", ["abort took"]),
     # Without blocking waits, PyTorch's watchdog finds the error and ends the process with its text.
-    "watchdog": (dict(QUIET, BEELINE_COMM_TIMEOUT="3"), "ends", ["rank 1", "NCCL"]),
+    "watchdog": (dict(QUIET, BEELINE_COMM_TIMEOUT="3", TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC="500"), "ends",
+                 ["rank 1 did not come", "ncclRemoteError"]),
 }
 
 
@@ -974,11 +979,13 @@ def cupy_setup(rank, world, state):
     path = os.environ["CLIENTS_STORE"] + ".id"
     if rank == 0:
         with open(path + ".new", "w") as file:
-            json.dump(list(nccl.get_unique_id()), file)
+            unique = nccl.get_unique_id()
+            json.dump([type(unique).__name__, list(unique)], file)
         os.rename(path + ".new", path)
     while not os.path.exists(path):
         time.sleep(0.01)
-    comm = nccl.NcclCommunicator(world, tuple(json.load(open(path))), rank)
+    kind, unique = json.load(open(path))
+    comm = nccl.NcclCommunicator(world, bytes(unique) if kind == "bytes" else tuple(unique), rank)
     return cupy, nccl, [(comm, rank)], world
 
 
