@@ -429,10 +429,8 @@ impl Session {
     pub(super) fn destroy(&self, id: usize) {
         let gone = write_lock(&self.batches).remove(&id);
         self.stats.count(Op::BATCH_DESTROY, gone.is_some());
-        if let Some(batch) = gone {
-            if let Err(failure) = batch.cancel() {
-                tracing::error!("destroy a batch: {}", failure.text);
-            }
+        if let Some(Err(failure)) = gone.map(|batch| batch.cancel()) {
+            tracing::error!("destroy a batch: {}", failure.text);
         }
     }
 
