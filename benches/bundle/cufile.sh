@@ -5,6 +5,7 @@
 # usage: cufile.sh [conformance] [clients] [ceiling] [bench]        (all of them without a word)
 # env: WHEELS=folder of wheels (../.whl)   FOLDER=where files are made (/tmp/beeline-cufile, ~3 GiB)
 #      NVIDIA_LIB=path of NVIDIA's libcufile.so.0 (looked for)   PASSES=3   SECONDS_CELL=0.3
+#      WAITS="event word" for passes with other ways of waiting as well
 set -uo pipefail
 cd "$(dirname "$0")"
 here=$PWD
@@ -116,16 +117,19 @@ bench() {
     for number in $(seq 1 "${PASSES:-3}"); do
         [ -n "$nvidia" ] && pass "$nvidia" nvidia "$number" A=1
         pass "$ours" beeline "$number" A=1
-        pass "$ours" beeline-event "$number" BEELINE_CUFILE_WAIT=event
-        pass "$ours" beeline-word "$number" BEELINE_CUFILE_WAIT=word
+        for wait in ${WAITS:-}; do
+            pass "$ours" "beeline-$wait" "$number" "BEELINE_CUFILE_WAIT=$wait"
+        done
     done
     [ -n "$nvidia" ] && pass "$nvidia" nvidia last A=1
     pass plain plain-driver 1 A=1
-    pass word plain-word 1 A=1
-    note "bench: cold"
+    note "bench: cold, and each byte of a cached file written over once"
     for pair in "${nvidia:-none} nvidia" "$ours beeline"; do
         set -- $pair
         [ "$1" = none ] || timeout -k 5 30 ./cufile_bench.here "$1" "$2" "$folder" 1 4 cold >>"$rows" 2>>"$out/bench.err"
+        for number in 1 2 3; do
+            [ "$1" = none ] || timeout -k 5 30 ./cufile_bench.here "$1" "$2" "$folder" $number 4 once >>"$rows" 2>>"$out/bench.err"
+        done
     done
     note "bench: kvikio's POSIX path"
     if [ -d /tmp/beeline-clients/kvikio ]; then
@@ -134,7 +138,7 @@ bench() {
             timeout -k 5 60 python3 cufile_clients.py kvikio-bench "$folder" "$seconds" kvikio-posix >>"$rows" 2>"$out/kvikio-bench.err" || tail -3 "$out/kvikio-bench.err"
     fi
     note "tables"
-    python3 cufile_table.py "$rows" nvidia beeline beeline-event beeline-word plain-driver plain-word kvikio-posix
+    python3 cufile_table.py "$rows" nvidia beeline ${WAITS:+$(printf 'beeline-%s ' $WAITS)} plain-driver kvikio-posix
     python3 cufile_table.py "$rows" kvikio-posix beeline | tail -28
     note "rows"
     cat "$rows"

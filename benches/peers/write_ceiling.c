@@ -7,7 +7,10 @@
  *   map           the file mapped once, memcpy
  *   map-read      the same, copied by the kernel: pread(2) from a memfd into the mapping, EFAULT instead of
  *                 SIGBUS
- *   map-vm        the same by process_vm_writev(2)
+ *   map-vm        the same by process_vm_writev(2), which pins the file's pages
+ *   map-own       the same by process_vm_readv(2), which pins the source's pages
+ *   map-huge      as map-own, out of huge pages
+ *   map-read-huge as map-read, out of a memfd with huge pages where the system gives them
  *   map-new       mapped and unmapped for each block, memcpy
  *   populate      mapped for each block, MADV_POPULATE_WRITE, memcpy
  *   copy          memcpy into anonymous memory: what memory allows
@@ -32,11 +35,12 @@
 #endif
 enum { THREADS_MAX = 16 };
 /* Blocks of 1 MiB and 16 MiB; threads 1, 4, 8, 16, as many as there are processors at most. */
-enum way { PWRITE, MAP, MAP_READ, MAP_VM, MAP_NEW, POPULATE, COPY, EXTEND, WAYS };
-static const char *names[] = {"pwrite", "map", "map-read", "map-vm", "map-new", "populate", "copy", "extend"};
+enum way { PWRITE, MAP, MAP_READ, MAP_VM, MAP_OWN, MAP_HUGE, MAP_READ_HUGE, MAP_NEW, POPULATE, COPY, EXTEND, WAYS };
+static const char *names[] = {"pwrite", "map", "map-read", "map-vm", "map-own", "map-huge",
+                              "map-read-huge", "map-new", "populate", "copy", "extend"};
 static const size_t whole = (size_t)512 << 20;
-static int fd, memory_fd;
-static char *source, *mapped, *plain;
+static int fd, memory_fd, huge_fd;
+static char *source, *mapped, *plain, *sources[THREADS_MAX], *huge[THREADS_MAX];
 static enum way way;
 static size_t block;
 static int threads;
@@ -71,6 +75,14 @@ static void part(int index) {
     case MAP_VM: {
         struct iovec local = {source + from, share}, remote = {mapped + at, share};
         n = process_vm_writev(getpid(), &local, 1, &remote, 1, 0);
+        break;
+    }
+    case MAP_READ_HUGE: n = pread(huge_fd, mapped + at, share, from); break;
+    case MAP_OWN:
+    case MAP_HUGE: {
+        char **all = way == MAP_OWN ? sources : huge;
+        struct iovec local = {mapped + at, share}, remote = {all[index], share};
+        n = process_vm_readv(getpid(), &local, 1, &remote, 1, 0);
         break;
     }
     case POPULATE:
@@ -139,6 +151,23 @@ int main(int count, char **args) {
     plain = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (source == MAP_FAILED || plain == MAP_FAILED) die("memory");
     memset(source, 7, 16 << 20);
+    huge_fd = memfd_create("huge", 0);
+    if (ftruncate(huge_fd, 16 << 20)) die("memfd");
+    char *all = mmap(NULL, 16 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, huge_fd, 0);
+    if (all == MAP_FAILED) die("memory");
+    madvise(all, 16 << 20, MADV_HUGEPAGE);
+    memset(all, 7, 16 << 20);
+    for (int i = 0; i < THREADS_MAX; i++) {
+        size_t part = (16 << 20) / (i ? 4 : 1);
+        huge[i] = mmap(NULL, part + (2 << 20), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (huge[i] == MAP_FAILED) die("memory");
+        huge[i] += -(size_t)huge[i] & ((2 << 20) - 1);
+        madvise(huge[i], part, MADV_HUGEPAGE);
+        memset(huge[i], 7, part);
+        sources[i] = mmap(NULL, 16 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (sources[i] == MAP_FAILED) die("memory");
+        memset(sources[i], 7, part);
+    }
     int most = (int)sysconf(_SC_NPROCESSORS_ONLN);
     for (way = 0; way < WAYS; way++) {
         /* The same pages for each way: written once, in the page cache. */

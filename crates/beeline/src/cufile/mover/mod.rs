@@ -1,8 +1,9 @@
 //! One request: a file's bytes to or from one place.
 //!
 //! Small requests take one lane and one copy. Larger reads are cut into pieces that the calling thread
-//! and helpers take by turns, each overlapping its reads and its copies. Writes overlap too, but one
-//! thread makes them: file systems take the file's lock for each write.
+//! and helpers take by turns, each overlapping its reads and its copies. Writes into what is in the page cache
+//! are shared out likewise, through mappings; other writes overlap too, but one thread makes them: file
+//! systems take the file's lock for each write.
 
 mod out;
 mod share;
@@ -103,7 +104,8 @@ pub(super) fn read(
     if together {
         return share.run_together(means, most);
     }
-    share.run(means, most)
+    // Reads are never refused.
+    share.run(means, most).map(Option::unwrap_or_default)
 }
 
 /// Writes `len` bytes to `at`; answers how many were written, less than `len` only where the file took
@@ -111,16 +113,23 @@ pub(super) fn read(
 ///
 /// # Errors
 /// What copying says, and writing where nothing was written.
-pub(super) fn write(handle: &Arc<Handle>, target: &Target, at: u64, len: u64) -> Outcome<u64> {
+pub(super) fn write(
+    means: Means<'_>,
+    handle: &Arc<Handle>,
+    target: &Target,
+    at: u64,
+    len: u64,
+) -> Outcome<u64> {
     if len == 0 {
         return Ok(0);
     }
-    let written = match &target.place {
+    match &target.place {
         Place::Host => write_host(handle, target, at, len),
-        Place::Device(lanes) => write_device(handle, lanes, target.device_ptr(), at, len),
-    }?;
-    Routes::count(&handle.routes.written, written);
-    Ok(written)
+        Place::Device(lanes) => {
+            let range = ByteRange { start: at, len };
+            write_device(means, (handle, lanes), target.device_ptr(), range)
+        }
+    }
 }
 
 fn read_host(handle: &Handle, target: &Target, at: u64, len: u64) -> Outcome<u64> {
@@ -151,6 +160,7 @@ fn write_host(handle: &Handle, target: &Target, at: u64, len: u64) -> Outcome<u6
             Err(error) => return Err(failed("write", handle, at, len, &error)),
         }
     }
+    Routes::count(&handle.routes.written, done);
     Ok(done)
 }
 

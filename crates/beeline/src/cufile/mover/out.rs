@@ -2,29 +2,118 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 
-use beeline_core::addr::DevicePtr;
+use beeline_core::addr::{ByteRange, DevicePtr};
 use beeline_sys::cuda::Mark;
 use beeline_sys::file as sys;
+use beeline_sys::mem::HostMem;
 
-use super::super::handle::Handle;
+use super::super::handle::{Handle, Routes};
 use super::super::lanes::{Copy, InUse, Lanes};
+use super::super::mapped::Mapped;
 use super::super::status::Outcome;
-use super::{IN_FLIGHT, PIECE, failed};
+use super::share::{Share, Way};
+use super::{HUGE_MIN, IN_FLIGHT, MEDIUM_MAX, Means, PIECE, SINGLE_MAX, failed};
 
-/// Writes out of the device: the next piece is copied out while one is written.
+/// Bytes of a piece of a mapped write, of a medium and of a large one.
+const MAPPED_SHARED: u64 = 128 << 10;
+const MAPPED_PIECE: u64 = 512 << 10;
+/// Most helpers of a mapped write. One thread fills the page cache with 5 to 10 GB/s.
+const HELPERS_MEDIUM: usize = 2;
+const HELPERS: usize = 3;
+const HELPERS_HUGE: usize = 7;
+
+/// Writes out of the device: through mappings by several threads where that is quicker, else by this one.
 pub(super) fn write_device(
+    means: Means<'_>,
+    (handle, lanes): (&Arc<Handle>, &Arc<Lanes>),
+    from: DevicePtr,
+    range: ByteRange,
+) -> Outcome<u64> {
+    // Counted as long as the request takes, whichever way it goes.
+    let writing = handle.mapped.as_ref().map(Mapped::enter);
+    let crowded = writing.as_ref().map(|writing| writing.crowded);
+    if let Some(crowded) = crowded
+        && write_mapped(means, (handle, lanes), from, range, crowded)?
+    {
+        Routes::count(&handle.routes.mapped, range.len);
+        return Ok(range.len);
+    }
+    let mut held = lanes.acquire()?;
+    let outcome = write_pieces(handle, &mut held, from, range.start, range.len);
+    // Where it failed or came to an early end, copies may still be under way.
+    held.settle(outcome.as_ref().err());
+    Routes::count(&handle.routes.written, *outcome.as_ref().unwrap_or(&0));
+    outcome
+}
+
+/// Writes through mappings; false where that is not worth it, not possible, or did not come to its end.
+fn write_mapped(
+    means: Means<'_>,
+    (handle, lanes): (&Arc<Handle>, &Arc<Lanes>),
+    from: DevicePtr,
+    range: ByteRange,
+    crowded: bool,
+) -> Outcome<bool> {
+    let small = range.len <= SINGLE_MAX;
+    if means.parallel <= 1 || (small && !crowded) {
+        return Ok(false);
+    }
+    let active = (!small).then(|| means.crew.enter());
+    let helpers = active.as_ref().map_or(0, |active| match range.len {
+        ..=MEDIUM_MAX => active.alone_helpers(HELPERS_MEDIUM.min(means.parallel - 1)),
+        HUGE_MIN.. => active.fair_helpers(HELPERS_HUGE),
+        _ => active.fair_helpers(HELPERS.min(means.parallel - 1)),
+    });
+    let fits = |mapped: &Mapped| mapped.fits(handle.data(), &handle.file, range);
+    if (helpers == 0 && !crowded) || !handle.mapped.as_ref().is_some_and(fits) {
+        return Ok(false);
+    }
+    if helpers == 0 && range.len <= PIECE {
+        return write_single(handle, lanes, from, range);
+    }
+    let piece = if range.len <= MEDIUM_MAX { MAPPED_SHARED } else { MAPPED_PIECE };
+    let share = Share::new((handle, lanes), Way::Write, from, range, piece);
+    Ok(share.run(means, helpers)?.is_some())
+}
+
+/// One copy, one fill.
+fn write_single(
     handle: &Handle,
     lanes: &Lanes,
     from: DevicePtr,
-    at: u64,
-    len: u64,
-) -> Outcome<u64> {
+    range: ByteRange,
+) -> Outcome<bool> {
     let mut held = lanes.acquire()?;
-    let outcome = write_pieces(handle, &mut held, from, at, len);
-    // Where it failed or came to an early end, copies may still be under way.
-    held.settle(outcome.as_ref().err());
-    outcome
+    if let Err(failure) = held.copy(Copy { into: false, device: from, at: 0, len: range.len }) {
+        held.settle(Some(&failure));
+        return Err(failure);
+    }
+    Ok(fill(handle, held.lane()?.host(), 0, range, true).is_ok())
+}
+
+/// Copies a part of a request from `memory` at `from` into the file's pages. After the last part, its end is
+/// written the ordinary way as well, where that is due.
+pub(super) fn fill(
+    handle: &Handle,
+    memory: &HostMem,
+    from: u64,
+    range: ByteRange,
+    is_last: bool,
+) -> io::Result<()> {
+    let Some(mapped) = &handle.mapped else { return Err(io::ErrorKind::Unsupported.into()) };
+    mapped.fill(handle.data(), (range.start, range.len), memory, from)?;
+    let owed = if is_last { mapped.owed(range.len) } else { 0 };
+    if owed > 0 {
+        let before = range.len - owed;
+        let written =
+            sys::pwrite(handle.data(), memory, from + before, owed, range.start + before)?;
+        if written < owed {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+    }
+    Ok(())
 }
 
 fn write_pieces(

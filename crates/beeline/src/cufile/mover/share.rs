@@ -1,5 +1,5 @@
-//! A large read, shared by the threads that carry it out: the caller and helpers take pieces by turns, each
-//! overlapping its reads and its copies.
+//! A large request, shared by the threads that carry it out: the caller and helpers take pieces by turns, each
+//! overlapping its system calls and its copies.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,10 +16,14 @@ use beeline_sys::mem::HostMem;
 use super::super::handle::{Handle, Routes};
 use super::super::lanes::{Copy, InUse, Lanes};
 use super::super::status::{Failure, Outcome};
+use super::out::fill;
 use super::{IN_FLIGHT, Means, PROBE_MIN, SEGMENT_ALIGN, failed, read_cached, read_rest};
 use crate::lock;
 
-/// A large read, shared by the threads that carry it out.
+/// Pieces of a write that one thread keeps in flight: the copies are much quicker than what follows them.
+const WRITES_IN_FLIGHT: usize = 2;
+
+/// A large read or a mapped write, shared by the threads that carry it out.
 pub(in super::super) struct Share {
     handle: Arc<Handle>,
     lanes: Arc<Lanes>,
@@ -36,6 +40,8 @@ pub(in super::super) struct Share {
     busy: AtomicUsize,
     caller: std::thread::Thread,
     stop: AtomicBool,
+    /// A mapping could not be written: all is to be written again, the ordinary way.
+    refused: AtomicBool,
     /// The caller's staging memory, where all pieces go into it and are copied at once.
     common: Option<Arc<HostMem>>,
 }
@@ -63,6 +69,7 @@ impl Share {
             busy: AtomicUsize::new(0),
             caller: std::thread::current(),
             stop: AtomicBool::new(false),
+            refused: AtomicBool::new(false),
             common: None,
         }
     }
@@ -106,7 +113,9 @@ impl Share {
         Ok(())
     }
 
-    pub(super) fn run(self, means: Means<'_>, most: usize) -> Outcome<u64> {
+    /// Carries the request out with up to `most` helpers; answers how many bytes the file had, for a write
+    /// `None` where the mappings refused some.
+    pub(super) fn run(self, means: Means<'_>, most: usize) -> Outcome<Option<u64>> {
         let force = means.force_direct || self.handle.direct_only;
         let helpers = usize::try_from(self.pieces - 1).unwrap_or(usize::MAX);
         let share = Arc::new(self);
@@ -122,7 +131,8 @@ impl Share {
         if let Some(failure) = lock(&share.failed).take() {
             return Err(failure);
         }
-        Ok(share.end.load(Ordering::SeqCst))
+        let whole = !share.refused.load(Ordering::SeqCst);
+        Ok(whole.then(|| share.end.load(Ordering::SeqCst)))
     }
 
     /// A helper's part: whatever pieces are left, with a lane of its own, if there is one.
@@ -187,7 +197,10 @@ impl Share {
 
     /// Takes pieces until none is left, reading one while others are copied.
     fn work(&self, mut held: InUse<'_>, force: bool) -> Outcome<()> {
-        let outcome = self.work_in(&mut held, force);
+        let outcome = match self.way {
+            Way::Write => self.write_in(&mut held),
+            _ => self.work_in(&mut held, force),
+        };
         if let Err(failure) = &outcome {
             held.settle(Some(failure));
         }
@@ -228,6 +241,36 @@ impl Share {
         }
     }
 
+    /// Takes pieces until none is left, copying one out of the device while another is written.
+    fn write_in(&self, held: &mut InUse<'_>) -> Outcome<()> {
+        let segments = usize::try_from(held.lane()?.room() / self.piece).unwrap_or(1);
+        let segments = segments.clamp(1, WRITES_IN_FLIGHT);
+        let mut flying: VecDeque<(u64, u64, Mark)> = VecDeque::with_capacity(segments);
+        let mut place = 0;
+        loop {
+            while flying.len() < segments
+                && let Some(piece) = self.claim()
+            {
+                let (start, into) = (piece * self.piece, place as u64 * self.piece);
+                place = (place + 1) % segments;
+                let device = self.to.checked_add(start).unwrap_or(self.to);
+                let len = self.piece.min(self.len - start);
+                let mark = held.start(Copy { into: false, device, at: into, len })?;
+                flying.push_back((start, into, mark));
+            }
+            let Some((start, from, mark)) = flying.pop_front() else { return Ok(()) };
+            held.wait(mark)?;
+            let len = self.piece.min(self.len - start);
+            let is_last = start + len == self.len;
+            let range = ByteRange { start: self.at + start, len };
+            if let Err(error) = fill(&self.handle, held.lane()?.host(), from, range, is_last) {
+                tracing::debug!(%error, "a mapping was not written; the file is, the ordinary way");
+                self.refused.store(true, Ordering::SeqCst);
+                self.stop.store(true, Ordering::SeqCst);
+            }
+        }
+    }
+
     /// Reads `want` into the lane from `from` on; answers where in the segment it starts, and how many
     /// bytes there are.
     fn fill(
@@ -263,6 +306,8 @@ pub(super) enum Way {
     Cached,
     /// Each piece by where its bytes are.
     Asked(Plan<StorageRoute>),
+    /// It is no read: written through mappings of the page cache.
+    Write,
 }
 
 impl Way {
