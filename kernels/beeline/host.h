@@ -1,5 +1,6 @@
 // The kernels on CPU threads: one for each warp, whose threads take turns on it wherever one waits; barriers that
-// count, words that are atomic. For tests of the protocols; see ../emulate.
+// count, words that are atomic. For tests of the protocols; see ../emulate. With BEELINE_FIBERS all threads of a block are
+// fibers of one CPU thread. Either way every loop on somebody else's word has to call `relax`.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -16,6 +17,9 @@
 #define OUTLINE inline
 #define UNLIKELY(c) (c)
 
+#ifdef BEELINE_FIBERS
+#include "../emulate/fibers.h"
+#else
 struct HostBarrier {
     std::mutex mutex;
     std::condition_variable wake;
@@ -92,6 +96,23 @@ struct HostWarp {
         }
     }
 };
+inline void barrier(u32 id, u32 threads) {
+    HostWarp::here()->meet(id, [&] { host_block->barriers[id].wait(threads / 32); });
+}
+inline void warp_barrier() { HostWarp::here()->meet(16, [] {}); }
+inline bool warp_all(bool v) {
+    HostWarp &warp = *HostWarp::here();
+    u32 &against = warp.against[warp.lanes[host_thread % 32].votes++ % 2];
+    against |= !v;
+    warp_barrier();
+    bool all = against == 0;
+    warp_barrier();
+    // Used again by the next vote but one, which nobody comes to before the next one is over.
+    against = 0;
+    return all;
+}
+inline void relax() { HostWarp::here()->turn(); }
+#endif
 // Faults: a mutation of the protocol that a test must notice.
 inline std::atomic<int> host_fault{0};
 
@@ -122,21 +143,6 @@ inline u32 swap_if_zero(u64 at, u32 v) {
     return old;
 }
 inline u64 now_ns() { return (u64)std::chrono::steady_clock::now().time_since_epoch().count(); }
-inline void barrier(u32 id, u32 threads) {
-    HostWarp::here()->meet(id, [&] { host_block->barriers[id].wait(threads / 32); });
-}
-inline void warp_barrier() { HostWarp::here()->meet(16, [] {}); }
-inline bool warp_all(bool v) {
-    HostWarp &warp = *HostWarp::here();
-    u32 &against = warp.against[warp.lanes[host_thread % 32].votes++ % 2];
-    against |= !v;
-    warp_barrier();
-    bool all = against == 0;
-    warp_barrier();
-    // Used again by the next vote but one, which nobody comes to before the next one is over.
-    against = 0;
-    return all;
-}
 // The flag of a line goes last and is looked at first.
 inline void store_line(u64 at, Quad v, bool flag) {
     if (!flag) store_packet(at, v);
@@ -155,7 +161,6 @@ inline Quad load_line(u64 at, bool flag) {
 inline u32 thread_index() { return host_thread; }
 inline u32 block_threads() { return host_threads; }
 inline u32 block_index() { return host_block_index; }
-inline void relax() { HostWarp::here()->turn(); }
 
 template <class W>
 inline W load(u64 at) {
