@@ -5,7 +5,8 @@
 # usage: cufile.sh [conformance] [clients] [ceiling] [bench]        (all of them without a word)
 # env: WHEELS=folder of wheels (../.whl)   FOLDER=where files are made (/tmp/beeline-cufile, ~3 GiB)
 #      NVIDIA_LIB=path of NVIDIA's libcufile.so.0 (looked for)   PASSES=3   SECONDS_CELL=0.3
-#      WAITS="event word" for passes with other ways of waiting as well
+#      WAITS="event word" for passes with other ways of waiting, PARALLEL="2 4" with other numbers of threads a
+#      request
 set -uo pipefail
 cd "$(dirname "$0")"
 here=$PWD
@@ -120,6 +121,10 @@ bench() {
         for wait in ${WAITS:-}; do
             pass "$ours" "beeline-$wait" "$number" "BEELINE_CUFILE_WAIT=$wait"
         done
+        for most in ${PARALLEL:-}; do
+            printf '{ "execution": { "max_request_parallelism": %s } }\n' "$most" >"$folder/parallel-$most.json"
+            pass "$ours" "beeline-p$most" "$number" "CUFILE_ENV_PATH_JSON=$folder/parallel-$most.json"
+        done
     done
     [ -n "$nvidia" ] && pass "$nvidia" nvidia last A=1
     pass plain plain-driver 1 A=1
@@ -138,7 +143,7 @@ bench() {
             timeout -k 5 60 python3 cufile_clients.py kvikio-bench "$folder" "$seconds" kvikio-posix >>"$rows" 2>"$out/kvikio-bench.err" || tail -3 "$out/kvikio-bench.err"
     fi
     note "tables"
-    python3 cufile_table.py "$rows" nvidia beeline ${WAITS:+$(printf 'beeline-%s ' $WAITS)} plain-driver kvikio-posix
+    python3 cufile_table.py "$rows" nvidia beeline ${WAITS:+$(printf 'beeline-%s ' $WAITS)} ${PARALLEL:+$(printf 'beeline-p%s ' $PARALLEL)} plain-driver kvikio-posix
     python3 cufile_table.py "$rows" kvikio-posix beeline | tail -28
     note "rows"
     cat "$rows"
