@@ -190,6 +190,11 @@ impl Shared {
             self.idle_since.store(0, Ordering::Relaxed);
             return Some(found);
         }
+        if core.is_quiet(time) {
+            drop(core);
+            self.idle(time, true);
+            return None;
+        }
         let moved = core.turn(time, &self.events);
         let found = find(&mut core);
         self.watch(core, time);
@@ -315,11 +320,22 @@ impl Core {
         if late {
             self.engine.handle_timeout(time);
         }
-        self.run_memory();
+        let ended = self.run_memory();
         self.route_events(events);
         self.bury();
-        self.pending = sent || received || late || self.link.has_word();
+        self.pending = sent || received || late || ended || self.link.has_word();
         self.pending
+    }
+
+    /// Whether a turn would find nothing to do: what the turn before left is done, and nothing has come since.
+    /// Nothing has changed either that the NIC's thread would have to know.
+    fn is_quiet(&self, time: Time) -> bool {
+        !(self.pending || self.more || self.link_full)
+            && self.link.is_quiet()
+            && self.out.is_empty()
+            && self.memories.is_idle()
+            && self.retired.is_empty()
+            && self.engine.poll_timeout().is_none_or(|due| due > time)
     }
 
     /// Sends what there is, for a bounded while.
@@ -348,7 +364,7 @@ impl Core {
             self.engine.handle_datagram(time, &path, datagram);
         }
         self.arrivals = arrivals;
-        if busy && self.link.kind() == LinkKind::Local {
+        if self.link.take_unsettled() {
             // What has led to a fetch of the peer's memory is known now, and what has not.
             self.run_memory();
             self.memories.settle_arrivals();
@@ -356,7 +372,9 @@ impl Core {
         busy
     }
 
-    fn run_memory(&mut self) {
+    /// Answers whether an operation has ended: there may be something to send then.
+    fn run_memory(&mut self) -> bool {
+        let mut ended = false;
         for answer in self.memories.finished() {
             // Before the answer, so that the peer hears that its access was refused.
             for region in &answer.gone {
@@ -365,15 +383,18 @@ impl Core {
                 }
             }
             self.engine.handle_memory_done(answer.token, answer.buffer, answer.result);
+            ended = true;
         }
         while let Some(op) = self.engine.poll_memory() {
             if let Some(answer) = self.memories.run(op) {
                 self.engine.handle_memory_done(answer.token, answer.buffer, answer.result);
+                ended = true;
             }
         }
         if self.memories.wants_sweep() {
             self.memories.sweep(&self.engine, &self.out);
         }
+        ended
     }
 
     /// Sends one batch. `false` when there was nothing to send or the link is full.
