@@ -10,7 +10,7 @@ mod udp;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 
 use beeline_core::rc::Transmit;
@@ -23,7 +23,7 @@ pub(super) use pair::PairLink;
 pub(super) use pcap::Pcap;
 pub(super) use udp::UdpLink;
 
-use super::peer::Peer;
+use super::peer::PeerLock;
 
 /// Datagrams that are moved before anything else gets a turn.
 pub(super) const BATCH: usize = beeline_sys::net::BATCH_MAX;
@@ -72,7 +72,7 @@ impl Link {
     }
 
     /// The process at the other end, where memory is shared with one.
-    pub(super) fn peer(&self) -> Option<Arc<Mutex<Peer>>> {
+    pub(super) fn peer(&self) -> Option<Arc<PeerLock>> {
         match self {
             Self::Local(link) => Some(link.peer()),
             Self::Fault(link) => link.inner.peer(),
@@ -136,6 +136,20 @@ impl Link {
             Self::Fault(link) => link.inner.has_word(),
             Self::Udp(_) | Self::Pair(_) => false,
         }
+    }
+
+    /// Whether packets have arrived, since the last call, that name memory of the peer.
+    pub(super) fn take_unsettled(&mut self) -> bool {
+        match self {
+            Self::Local(link) => link.take_unsettled(),
+            Self::Fault(link) => link.inner.take_unsettled(),
+            Self::Udp(_) | Self::Pair(_) => false,
+        }
+    }
+
+    /// Whether it is known, without asking anybody, that nothing has arrived.
+    pub(super) fn is_quiet(&self) -> bool {
+        matches!(self, Self::Local(link) if link.is_quiet())
     }
 
     /// Tells the link that a thread is about to wait for [`fd`](Self::fd), or has waited. Answers
