@@ -7,10 +7,9 @@
 //! loop that sends and receives datagrams of the same size with `sendmmsg` and `recvmmsg` and runs a CRC
 //! over each on both sides, a plain copy of memory of the same kind and size, and a loopback TCP stream.
 //! Latency: half a round trip of small WRITEs whose target is polled, the median of one run; beside it a
-//! UDP ping of the same datagram size and a TCP ping.
-//!
-//! Where several packets go to the kernel as one piece (`UDP_SEGMENT`), a case without, and a bare loop
-//! with, stand beside.
+//! UDP ping of the same datagram size and a TCP ping. What the NIC itself takes of it shows between two
+//! that are joined in memory ("over a pair"). Where several packets go to the kernel as one piece
+//! (`UDP_SEGMENT`), a case without, and a bare loop with, stand beside.
 //!
 //! Every case is run `--runs` times, in turns and in alternating order (A B B A ...), so that a slow moment
 //! of the machine, and what a case leaves behind, meet all of them. What stands there is the median of the
@@ -120,6 +119,12 @@ const CASES: &[Case] = &[
         unit: Unit::SecondsOneWay,
         against: Some("bare UDP ping"),
         run: |_| nic::raw_latency(),
+    },
+    Case {
+        name: "WRITE 8 B over a pair",
+        unit: Unit::SecondsOneWay,
+        against: None,
+        run: |_| nic::pair_latency().map(Some),
     },
     Case {
         name: "memcpy 1 MiB",

@@ -44,6 +44,13 @@ pub(crate) fn raw_latency() -> Result<Option<f64>> {
     on(LinkKind::Raw, |a, b| latency(a, b, SMALL_UDP))
 }
 
+pub(crate) fn pair_latency() -> Result<f64> {
+    let options = |n| SoftOptions::new(address(n)).mtu(Mtu::MAX);
+    let (a, b) = Nic::pair(options(1), options(2))?;
+    let (a, b) = joined(&a, &b)?;
+    latency(&a, &b, SMALL_UDP)
+}
+
 pub(crate) fn local_bandwidth(span: Duration) -> Result<f64> {
     let (a, b) = local()?;
     bandwidth(&a, &b, span)
