@@ -18,7 +18,7 @@ use beeline_core::time::Time;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use super::alarm::Alarm;
-use super::link::{Arrival, BATCH, Link, LinkKind, Pcap};
+use super::link::{Arrival, BATCH, Link, LinkKind, Pcap, Segmentation};
 use super::memory::Memories;
 use crate::error::{Error, Kind, Result};
 use crate::lock;
@@ -465,6 +465,10 @@ impl Core {
                 }
             }
         }
+    }
+
+    pub(super) fn segmentation(&self) -> Segmentation {
+        self.link.segmentation()
     }
 
     /// Removes regions that were dropped in use and are not in use any more.

@@ -5,6 +5,7 @@ mod local;
 mod pair;
 mod pcap;
 mod ring;
+mod segments;
 mod udp;
 
 use std::collections::VecDeque;
@@ -21,6 +22,7 @@ pub use fault::Faults;
 pub(super) use local::LocalLink;
 pub(super) use pair::PairLink;
 pub(super) use pcap::Pcap;
+pub use segments::{NoSegmentation, Segmentation};
 pub(super) use udp::UdpLink;
 
 use super::peer::PeerLock;
@@ -71,6 +73,15 @@ impl Link {
         }
     }
 
+    /// To whom several packets go as one piece.
+    pub(super) fn segmentation(&self) -> Segmentation {
+        match self {
+            Self::Udp(link) => link.segmentation(),
+            Self::Pair(_) | Self::Local(_) => Segmentation::Off(NoSegmentation::NoSocket),
+            Self::Fault(link) => link.inner.segmentation(),
+        }
+    }
+
     /// The process at the other end, where memory is shared with one.
     pub(super) fn peer(&self) -> Option<Arc<PeerLock>> {
         match self {
@@ -99,7 +110,8 @@ impl Link {
         }
     }
 
-    /// Takes what has arrived, at most [`BATCH`] datagrams, into buffers from `spare`.
+    /// Takes what has arrived, at most [`BATCH`] datagrams or some merged ones, into buffers from `spare`
+    /// and new ones.
     pub(super) fn receive(&mut self, spare: &mut Vec<Vec<u8>>, arrivals: &mut Vec<Arrival>) {
         match self {
             Self::Udp(link) => link.receive(spare, arrivals),

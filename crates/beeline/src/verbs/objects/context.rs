@@ -9,7 +9,7 @@ use beeline_core::rc::{Counters, Event};
 use beeline_core::reason::Code;
 use beeline_core::roce::{Mtu, Qpn, Strength};
 
-use super::super::link::LinkKind;
+use super::super::link::{LinkKind, Segmentation};
 use super::super::soft::Soft;
 use super::cq::Cq;
 use super::create_error;
@@ -31,6 +31,9 @@ pub struct Resolved {
     pub check: Strength,
     /// Why: [`Code::IcrcHalf`] where a UDP socket hides a part of what is checked.
     pub why: Code,
+    /// To whom several packets go to the kernel as one piece, or why not. Turns off by itself where the
+    /// kernel refuses one.
+    pub segmentation: Segmentation,
 }
 
 /// Something that happens unasked.
@@ -127,7 +130,8 @@ impl Context {
             (_, Strength::Full) => Code::IcrcFull,
             (_, Strength::Half) => Code::IcrcHalf,
         };
-        Resolved { link: shared.kind, check: shared.strength, why }
+        let segmentation = shared.with(|core| core.segmentation());
+        Resolved { link: shared.kind, check: shared.strength, why, segmentation }
     }
 }
 
