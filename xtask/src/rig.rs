@@ -35,7 +35,10 @@ pub(crate) fn run_rig(args: &[String]) -> Outcome {
         return Ok(());
     }
     let programs = match test {
-        "speed" => vec![build_bench(&rig)?],
+        "speed" => vec![build_named(&rig, &["bench", "--no-run", "--bench"], "verbs_bench")?],
+        "ibv" => {
+            vec![build_named(&rig, &["test", "--no-run", "--release", "--test"], "verbs_suite")?]
+        }
         _ => vec![build(&["build", "--release", "--example", "verbs_agent"], "verbs_agent")?],
     };
     let seconds = if full { FULL_SECONDS } else { USUAL_SECONDS };
@@ -65,11 +68,12 @@ fn tests_of(rig: &Path) -> Result<String, String> {
     Ok(names.join(", "))
 }
 
-/// Builds the benchmark of verbs; answers where it is, under a name of its own.
-fn build_bench(rig: &Path) -> Result<PathBuf, String> {
-    let built = build(&["bench", "--no-run", "--bench", "verbs"], "verbs")?;
-    let named = rig.join("build/bin/verbs_bench");
-    let copied = std::fs::copy(&built, &named);
+/// Builds the library's program `verbs` with `args`; answers where it is, under a name of its own.
+fn build_named(rig: &Path, args: &[&str], name: &str) -> Result<PathBuf, String> {
+    let built = build(&[args, &["verbs"]].concat(), "verbs")?;
+    let folder = rig.join("build/bin");
+    let named = folder.join(name);
+    let copied = std::fs::create_dir_all(&folder).and_then(|()| std::fs::copy(&built, &named));
     copied.map_err(|error| format!("{} to {}: {error}", built.display(), named.display()))?;
     Ok(named)
 }
