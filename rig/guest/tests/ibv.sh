@@ -27,4 +27,4 @@ suite() {
   [ $code = 0 ] || { status=1; tail -40 /tmp/out; }
 }
 suite rxe0,rxe1
-suite rxe2,10.9.1.2 "ip netns exec soft"
+suite rxe2,10.9.1.2 "/usr/bin/ip netns exec soft"
