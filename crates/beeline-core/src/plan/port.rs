@@ -21,6 +21,8 @@ pub struct PortChoice {
     pub port: u8,
     /// Index into the port's GID table.
     pub gid_index: u16,
+    /// Whether the routing table sends from this address to the peer.
+    pub routed: bool,
     /// Why it stands at this place.
     pub why: String,
 }
@@ -69,7 +71,8 @@ pub fn ports(machine: &Machine, reach: Reach) -> (Vec<PortChoice>, Vec<PortRefus
                 match rank(&fact.value, ethernet, reach) {
                     Ok((rank, why)) => {
                         let (device, port, gid_index) = (device.clone(), *number, *index);
-                        ranked.push((rank, PortChoice { device, port, gid_index, why }));
+                        let routed = rank[2] > 0;
+                        ranked.push((rank, PortChoice { device, port, gid_index, routed, why }));
                     }
                     Err(why) => refused.push(refuse(Some(*index), why)),
                 }

@@ -47,12 +47,14 @@ pub struct IbvOptions {
     pub gid_index: Option<u16>,
     /// The address of the other side, where it is known.
     pub peer: Option<IpAddr>,
+    /// Only an address that the way to the peer starts at.
+    pub routed: bool,
 }
 
 impl IbvOptions {
     /// Any NIC.
     pub const fn new() -> Self {
-        Self { device: None, port: None, gid_index: None, peer: None }
+        Self { device: None, port: None, gid_index: None, peer: None, routed: false }
     }
 
     /// The device of this name.
@@ -76,7 +78,15 @@ impl IbvOptions {
         self
     }
 
-    /// One that reaches this address.
+    /// Only one that this machine's way to this address starts at, by its routing table: on the right
+    /// network, and of the right device.
+    #[must_use]
+    pub const fn reaching(mut self, peer: IpAddr) -> Self {
+        (self.peer, self.routed) = (Some(peer), true);
+        self
+    }
+
+    /// One that is near this address, best first.
     #[must_use]
     pub const fn peer(mut self, peer: IpAddr) -> Self {
         self.peer = Some(peer);

@@ -108,13 +108,20 @@ fn choose(seen: Seen, options: &IbvOptions) -> Result<Arc<Device>> {
     let asked = |one: &PortChoice| {
         options.port.is_none_or(|port| port == one.port)
             && options.gid_index.is_none_or(|index| index == one.gid_index)
+            && (one.routed || !options.routed)
+    };
+    let against = |one: &PortChoice| match options.peer.filter(|_| options.routed && !one.routed) {
+        Some(peer) => {
+            Reason::with(Code::GidUnusable, format!("the way to {peer} does not start there"))
+        }
+        None => Reason::with(Code::NotRequested, "another port or GID was asked for"),
     };
     let (mut fit, others): (Vec<_>, Vec<_>) = ranked.into_iter().partition(asked);
     rejected.extend(others.into_iter().map(|one| PortRefused {
+        why: against(&one),
         device: one.device,
         port: one.port,
         gid_index: Some(one.gid_index),
-        why: Reason::with(Code::NotRequested, "another port or GID was asked for"),
     }));
     if fit.is_empty() {
         let reasons = rejected
@@ -347,5 +354,9 @@ mod tests {
         assert!(reasons.iter().any(|(code, detail)| {
             *code == Code::NotRequested && detail.contains("mlx5_0 port 1 GID 3")
         }));
+        let options = IbvOptions::new().reaching("192.0.2.1".parse().unwrap());
+        let error = choose(seen(&table), &options).unwrap_err();
+        assert!(error.reasons().iter().all(|one| one.code == Code::GidUnusable), "{error:#}");
+        assert!(format!("{error:#}").contains("the way to 192.0.2.1 does not start there"));
     }
 }
