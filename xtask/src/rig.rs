@@ -44,9 +44,15 @@ fn boot(rig: &Path, test: &str, full: bool) -> Outcome {
     let programs = match test {
         "speed" => vec![build_named(rig, &["bench", "--no-run", "--bench"], "verbs_bench")?],
         "ibv" => {
-            vec![build_named(rig, &["test", "--no-run", "--release", "--test"], "verbs_suite")?]
+            let suite = ["test", "--no-run", "--release", "--test"];
+            // As the tests have built it: what it does here does not depend on its speed.
+            let command = build(&["build", "-p", "beeline-cli"], "beeline")?;
+            vec![build_named(rig, &suite, "verbs_suite")?, command]
         }
-        _ => vec![build(&["build", "--release", "--example", "verbs_agent"], "verbs_agent")?],
+        _ => {
+            let example = ["build", "--release", "-p", "beeline", "--example", "verbs_agent"];
+            vec![build(&example, "verbs_agent")?]
+        }
     };
     let seconds = if full { FULL_SECONDS } else { USUAL_SECONDS };
     let mut guest = Command::new("bash");
@@ -77,7 +83,7 @@ fn tests_of(rig: &Path) -> Result<String, String> {
 
 /// Builds the library's program `verbs` with `args`; answers where it is, under a name of its own.
 fn build_named(rig: &Path, args: &[&str], name: &str) -> Result<PathBuf, String> {
-    let built = build(&[args, &["verbs"]].concat(), "verbs")?;
+    let built = build(&[args, &["verbs", "-p", "beeline"]].concat(), "verbs")?;
     let folder = rig.join("build/bin");
     let named = folder.join(name);
     let copied = std::fs::create_dir_all(&folder).and_then(|()| std::fs::copy(&built, &named));
@@ -85,9 +91,9 @@ fn build_named(rig: &Path, args: &[&str], name: &str) -> Result<PathBuf, String>
     Ok(named)
 }
 
-/// Runs cargo with `args` on the library; answers where the program `name` is.
+/// Runs cargo with `args`; answers where the program `name` is.
 fn build(args: &[&str], name: &str) -> Result<PathBuf, String> {
-    let more = ["--locked", "-p", "beeline", "--message-format=json"];
+    let more = ["--locked", "--message-format=json"];
     let messages = output(cargo().args(args).args(more))?;
     messages
         .lines()

@@ -28,3 +28,19 @@ suite() {
 }
 suite rxe0,rxe1
 suite rxe2,10.9.1.2 "/usr/bin/ip netns exec soft"
+
+# The command: what it lists, and one side that chooses while the other is told.
+command() {
+  echo "beeline $*"
+  beeline "$@" > /tmp/out 2>&1 || { status=1; cat /tmp/out /tmp/serve; }
+  grep -E '^ ?(rxe|link|port|registered|compared)' /tmp/out
+}
+command devices
+grep -q 'rxe2 .*ACTIVE .*soft RoCE' /tmp/out || { status=1; cat /tmp/out; }
+ip netns exec peer beeline rdma serve --nic rxe1 --bind 10.9.0.4 --count 4 > /tmp/serve 2>&1 &
+sleep 1
+command rdma bw 10.9.0.4 --nic auto -n 20 --size 64K
+command rdma ping 10.9.0.4 --nic rxe0 -n 20
+command rdma read 10.9.0.4 --nic rxe0:1 -n 20
+beeline rdma read 10.9.0.4 --nic none9 > /tmp/out 2>&1 && status=1
+grep -q 'no RDMA device none9: there are rxe0, rxe1, rxe2' /tmp/out || { status=1; cat /tmp/out; }

@@ -46,6 +46,9 @@ pub(super) struct Queues {
     pub(super) send: Mutex<SendQueue>,
     /// Its own, or the shared one.
     pub(super) recv: Arc<Mutex<RecvQueue>>,
+    /// A completion said so: a connection is in ERR then (IBA 10.10.2.1), and whoever saw the completion
+    /// must not find another state because the driver is still at it.
+    pub(super) failed: AtomicBool,
 }
 
 impl Cq {
@@ -139,6 +142,9 @@ impl Cq {
             true => lock(&queues.recv).complete(wc.id)?,
             false => lock(&queues.send).complete(wc.id)?,
         };
+        if !good && queues.kind == QpKind::Rc {
+            queues.failed.store(true, Ordering::Release);
+        }
         let op = match (received, wc.opcode) {
             (false, _) => posted.op,
             (true, RECV_RDMA_WITH_IMM) if good => CompletionOp::RecvWriteImm,

@@ -1,6 +1,7 @@
 //! Queue pairs and shared receive queues.
 
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use beeline_core::mr::Access;
@@ -60,7 +61,8 @@ impl Qp {
             Some(srq) => Arc::clone(&srq.posted),
             None => Arc::new(Mutex::new(RecvQueue::new(caps.max_recv_wr, caps.max_recv_sge))),
         };
-        let queues = Arc::new(Queues { kind, send: Mutex::new(SendQueue::new()), recv });
+        let (send, failed) = (Mutex::new(SendQueue::new()), AtomicBool::new(false));
+        let queues = Arc::new(Queues { kind, send, recv, failed });
         send_cq.join(qp.qpn(), &queues);
         recv_cq.join(qp.qpn(), &queues);
         Ok(Self {
@@ -86,6 +88,9 @@ impl Qp {
 
     /// As the kernel has it: a queue pair fails without being told to.
     pub(in crate::verbs) fn state(&self) -> QpState {
+        if self.queues.failed.load(Ordering::Acquire) {
+            return QpState::Err;
+        }
         match self.qp.state() {
             Ok(0) => QpState::Reset,
             Ok(1) => QpState::Init,
@@ -119,6 +124,7 @@ impl Qp {
         set.mtu = attr.path_mtu.unwrap_or(set.mtu);
         set.max_rd_atomic = attr.max_rd_atomic.unwrap_or(set.max_rd_atomic);
         if to == QpState::Reset {
+            self.queues.failed.store(false, Ordering::Release);
             lock(&self.queues.send).clear();
             if self.srq.is_none() {
                 lock(&self.queues.recv).clear();
