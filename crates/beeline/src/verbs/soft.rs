@@ -584,7 +584,7 @@ mod tests {
         let local = IpAddr::from([127, 0, 0, 1]);
         let config = Config { mtu: Mtu::MIN, window_packets: 1 << 20, ..Config::new(local) };
         let soft = Soft::start(config, Link::Pair(link), None, &Secret::new([1, 2])).unwrap();
-        let context = Context::new(Arc::clone(&soft));
+        let context = Context::new(crate::verbs::NicRef::Soft(Arc::clone(&soft)));
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(8).unwrap();
         let qp = pd.create_qp(QpKind::Rc, &cq, &cq, QpCaps::default()).unwrap();

@@ -45,6 +45,8 @@ pub enum LinkKind {
     /// Two processes of one host, joined by memory they share; the payload of shareable memory moves
     /// straight from the one's to the other's.
     Local,
+    /// None of ours: a NIC of the kernel's sends and receives.
+    Kernel,
 }
 
 /// A link and what stands around it.
