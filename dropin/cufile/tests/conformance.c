@@ -812,6 +812,18 @@ static void connections(void) {
         free(file);
         close(fd);
     }
+    /* where a request is carried out at the call, a stream that is held up is not waited for without end */
+    if (getenv("CUDA_DEVICE_MAX_CONNECTIONS") && getenv("BEELINE_STALL_SECONDS")) {
+        dptr gate = 0;
+        memset(from, 0, 4);
+        if (cu_map(&gate, from, 0) || cu_wait(s[0], gate, 1, 1)) die("hold the stream");
+        CODE(p_cuFileReadAsync(h, (void *)d, &r[0].size, &r[0].file, &r[0].place, &r[0].moved, s[0]), 5030);
+        check(errno == ETIMEDOUT, "errno %d", errno);
+        __atomic_store_n((unsigned *)from, 1, __ATOMIC_SEQ_CST);
+        check(cu_sync(s[0]) == 0, "sync");
+        CODE(p_cuFileReadAsync(h, (void *)d, &r[0].size, &r[0].file, &r[0].place, &r[0].moved, s[0]), 0);
+        check(r[0].moved == B, "carried out at the call: %zd", r[0].moved);
+    }
     CODE(p_cuFileDriverClose_v2(), 0);
     cu_unregister(from);
     cu_unregister(to);
