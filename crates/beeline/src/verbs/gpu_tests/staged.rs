@@ -86,7 +86,7 @@ fn without_a_free_slot_bytes_go_through_the_ring() {
     let stage = staged(&nic_a);
     // As if the peer kept them all.
     let mut kept = Vec::new();
-    for bytes in [1, 2 << 20] {
+    for bytes in [1, stage.slot_bytes()] {
         while let Some(slot) = stage.take(bytes) {
             kept.push(slot);
         }
@@ -215,7 +215,7 @@ fn what_the_peer_does_not_want_is_released_too() {
     // The packets of the second were given up before they were sent, and still hold slots. Who needs one finds
     // that out.
     let mut kept = Vec::new();
-    while let Some(slot) = stage.take(2 << 20) {
+    while let Some(slot) = stage.take(stage.slot_bytes()) {
         kept.push(slot);
     }
     let before = peer_of(&nic_a).lock().lent.ever();
