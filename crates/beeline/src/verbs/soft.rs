@@ -320,6 +320,10 @@ impl Core {
             }
             time = now(start);
         }
+        // With nothing to do, what is not sent and waits nowhere was given up.
+        if !self.more && self.memories.has_unsent() {
+            self.memories.sweep(&self.engine, &self.out);
+        }
         self.route_events(events);
         self.bury();
     }
