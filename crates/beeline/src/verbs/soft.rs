@@ -18,7 +18,7 @@ use beeline_core::time::Time;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use super::alarm::Alarm;
-use super::link::{Arrival, BATCH, Link, LinkKind, Pcap};
+use super::link::{Arrival, BATCH, Link, LinkKind, Pcap, Segmentation};
 use super::memory::Memories;
 use crate::error::{Error, Kind, Result};
 use crate::lock;
@@ -474,6 +474,10 @@ impl Core {
         }
     }
 
+    pub(super) fn segmentation(&self) -> Segmentation {
+        self.link.segmentation()
+    }
+
     /// Removes regions that were dropped in use and are not in use any more.
     fn bury(&mut self) {
         if self.retired.is_empty() {
@@ -587,7 +591,7 @@ mod tests {
         let local = IpAddr::from([127, 0, 0, 1]);
         let config = Config { mtu: Mtu::MIN, window_packets: 1 << 20, ..Config::new(local) };
         let soft = Soft::start(config, Link::Pair(link), None, &Secret::new([1, 2])).unwrap();
-        let context = Context::new(Arc::clone(&soft));
+        let context = Context::new(crate::verbs::NicRef::Soft(Arc::clone(&soft)));
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(8).unwrap();
         let qp = pd.create_qp(QpKind::Rc, &cq, &cq, QpCaps::default()).unwrap();

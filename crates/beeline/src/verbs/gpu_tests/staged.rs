@@ -4,7 +4,7 @@ use super::*;
 use crate::verbs::peer::PeerLock;
 
 fn peer_of(nic: &Nic) -> Arc<PeerLock> {
-    let Nic::Soft(nic) = nic;
+    let Nic::Soft(nic) = nic else { panic!("not a NIC in software") };
     nic.soft.shared.with(|core| core.memories.peer().unwrap())
 }
 

@@ -5,6 +5,7 @@ mod local;
 mod pair;
 mod pcap;
 mod ring;
+mod segments;
 mod udp;
 
 use std::collections::VecDeque;
@@ -21,6 +22,7 @@ pub use fault::Faults;
 pub(super) use local::LocalLink;
 pub(super) use pair::PairLink;
 pub(super) use pcap::Pcap;
+pub use segments::{NoSegmentation, Segmentation};
 pub(super) use udp::UdpLink;
 
 use super::peer::PeerLock;
@@ -43,6 +45,8 @@ pub enum LinkKind {
     /// Two processes of one host, joined by memory they share; the payload of shareable memory moves
     /// straight from the one's to the other's.
     Local,
+    /// None of ours: a NIC of the kernel's sends and receives.
+    Kernel,
 }
 
 /// A link and what stands around it.
@@ -68,6 +72,15 @@ impl Link {
             Self::Pair(_) => LinkKind::Pair,
             Self::Local(_) => LinkKind::Local,
             Self::Fault(link) => link.inner.kind(),
+        }
+    }
+
+    /// To whom several packets go as one piece.
+    pub(super) fn segmentation(&self) -> Segmentation {
+        match self {
+            Self::Udp(link) => link.segmentation(),
+            Self::Pair(_) | Self::Local(_) => Segmentation::Off(NoSegmentation::NoSocket),
+            Self::Fault(link) => link.inner.segmentation(),
         }
     }
 
@@ -99,7 +112,8 @@ impl Link {
         }
     }
 
-    /// Takes what has arrived, at most [`BATCH`] datagrams, into buffers from `spare`.
+    /// Takes what has arrived, at most [`BATCH`] datagrams or some merged ones, into buffers from `spare`
+    /// and new ones.
     pub(super) fn receive(&mut self, spare: &mut Vec<Vec<u8>>, arrivals: &mut Vec<Arrival>) {
         match self {
             Self::Udp(link) => link.receive(spare, arrivals),
