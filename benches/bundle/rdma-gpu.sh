@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # RDMA between the memories of two GPUs, each in a process of its own, and the local link on this machine's cores:
-# rdma-gpu.sh [DEVICE DEVICE [quick|usual|figures|full]]   (cuda:0 cuda:1 figures)
+# rdma-gpu.sh [DEVICE DEVICE [quick|usual|figures|full|stages]]   (cuda:0 cuda:1 figures)
 #
 # `figures` measures throughput and latency of every kind of memory: at most 100 s. `usual` compares every
-# operation first, up to 64 MiB a message; `full` up to 1 GiB: at most six minutes. BUDGET in seconds overrides.
+# operation first, up to 64 MiB a message; `full` up to 1 GiB: at most six minutes. `stages` measures staging
+# memory of several shapes, at most 150 s. BUDGET in seconds overrides.
 # Results go to $OUT, or to ./results.
 #
 # Everything is compared byte for byte; a line that begins with FAIL, or a last line other than
@@ -36,6 +37,16 @@ words=("$1" "$2")
             timeout 12 ./verbs --runs 3 --seconds 0.3 --only "local cores|64 B over local" $cores 2>&1
         done
         timeout 12 ./verbs --runs 3 --seconds 0.5 --only "memcpy|1 MiB over local" 2>&1
+    fi
+    if [ "$how" = stages ]; then
+        # Slots of the staging memory: fewer stay in the processor's cache, more keep the copy engines busy.
+        for slots in 16x2097152 8x2097152 8x1048576 6x1048576 16x1048576 12x524288 32x2097152; do
+            echo "== stage $slots"
+            BEELINE_STAGE_SLOTS=${slots%x*} BEELINE_STAGE_SLOT_BYTES=${slots#*x} \
+                timeout --kill-after 5 25 ./rdma_gpu "$1" "$2" staged 2>&1 | grep -E "pinned|local|FAIL|rror"
+        done
+        echo "exit 0, $SECONDS s in all"
+        exit 0
     fi
     left=$((budget - SECONDS))
     timeout --kill-after 5 $left ./rdma_gpu "${words[@]}" 2>&1

@@ -4,7 +4,9 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
-use crate::mem::Extent;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::mem::{Extent, HostMem};
 
 /// `UDMABUF_CREATE_LIST` of linux/udmabuf.h: `_IOW('u', 0x43, struct udmabuf_create_list)`.
 const CREATE_LIST: libc::c_ulong = 0x4008_7543;
@@ -54,6 +56,27 @@ pub fn of_memory_file(memfd: impl AsFd, extents: &[Extent]) -> io::Result<OwnedF
     }
     // SAFETY: the kernel made the descriptor for the caller, who owns it from here on.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Maps `len` bytes of a dma-buf from `offset` on, where whoever exported it allows that: to be read and written
+/// by the CPU. The memory behind it must stay as long as the mapping.
+///
+/// # Errors
+/// What `mmap(2)` says; the CUDA driver answers 524 (`ENOTSUPP`, which has no name in user space).
+pub fn map(fd: impl AsFd, offset: u64, len: usize) -> io::Result<HostMem> {
+    // Not over a reservation: a driver that refuses would leave a hole, which is somebody else's then.
+    // SAFETY: a new mapping at an address of the kernel's choice aliases nothing.
+    let ptr = unsafe {
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            len,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+            fd.as_fd(),
+            offset,
+        )
+    }?;
+    HostMem::own(ptr, len)
 }
 
 /// Length of a dma-buf (or a memory file) in bytes, as the kernel knows it.

@@ -84,6 +84,33 @@ impl Config {
     }
 }
 
+/// Staging memory of a link between two processes of a host, for device memory that is not passed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StageConfig {
+    /// Slots for long copies, 2 to 64: how many are under way in one direction.
+    pub slots: u64,
+    /// Bytes of a slot, 256 KiB to 4 MiB, rounded down to a power of two: the longest copy.
+    pub slot_bytes: u64,
+}
+
+impl Default for StageConfig {
+    fn default() -> Self {
+        Self { slots: 16, slot_bytes: 2 << 20 }
+    }
+}
+
+impl StageConfig {
+    /// The defaults, overridden by `BEELINE_STAGE_SLOTS` and `BEELINE_STAGE_SLOT_BYTES`; what is out of bounds
+    /// stands for the nearest within.
+    pub fn from_env() -> Self {
+        let default = Self::default();
+        let slots = number("BEELINE_STAGE_SLOTS").unwrap_or(default.slots);
+        let bytes = number("BEELINE_STAGE_SLOT_BYTES").unwrap_or(default.slot_bytes);
+        Self { slots: slots.clamp(2, 64), slot_bytes: 1 << bytes.clamp(256 << 10, 4 << 20).ilog2() }
+    }
+}
+
 /// What the simulated GPUs of this process look like.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -105,7 +105,12 @@ export! {
         let kind = driver()?.objects().device_memory(ptr, len as u64)?.0.kind;
         if !matches!(kind, Kind::Plain | Kind::Virtual) { return Err(Cu::NOT_SUPPORTED); }
         // A descriptor of the right size; the simulated device shows its pages to nobody.
-        let fd = beeline_sys::mem::memfd("test-dma-buf", len as u64).map_err(|_| Cu::UNKNOWN)?;
+        // It can be mapped, as no driver's can so far: whoever does finds that the bytes are others.
+        let fd = match driver()?.settings.lacks("window") {
+            false => beeline_sys::mem::memfd("test-dma-buf", len as u64),
+            true => unmappable(len as u64),
+        };
+        let fd = fd.map_err(|_| Cu::UNKNOWN)?;
         handle.set(std::os::fd::IntoRawFd::into_raw_fd(fd))
     }
 
@@ -208,6 +213,13 @@ pub(crate) fn allocate(driver: &Driver, device: usize, len: u64, kind: Kind) -> 
     let start = buffer.ptr().as_u64();
     driver.objects().memory.insert(start, DeviceMemory { buffer, device, kind });
     Ok(start)
+}
+
+/// A descriptor of that size whose mapping is refused: sealed against writers, as the answer 524 cannot be had.
+fn unmappable(len: u64) -> std::io::Result<std::os::fd::OwnedFd> {
+    let mem = HostMem::shareable(usize::try_from(len).map_err(std::io::Error::other)?)?;
+    let file = mem.file().ok_or(std::io::ErrorKind::Unsupported)?;
+    file.try_clone_to_owned()
 }
 
 fn free(driver: &Driver, ptr: u64) -> Result<(), Cu> {

@@ -1,6 +1,7 @@
 //! RDMA between the memories of two GPUs, each in a process of its own: everything compared, then
-//! measured. `rdma_gpu DEVICE DEVICE [quick|full|figures]`, for example `cuda:0 cuda:1` or `sim:0 sim:1`.
-//! `quick` takes little of everything, `full` goes up to 1 GiB a message, `figures` measures only.
+//! measured. `rdma_gpu DEVICE DEVICE [quick|full|figures|staged]`, for example `cuda:0 cuda:1` or `sim:0 sim:1`.
+//! `quick` takes little of everything, `full` goes up to 1 GiB a message, `figures` measures only,
+//! `staged` memory of `cuMemAlloc` over the local link alone.
 //!
 //! The process starts a second one of itself, which does what it is told over a Unix socket.
 #![allow(
@@ -42,7 +43,8 @@ fn main() -> Outcome {
         [one, two, "quick"] => parent(one, two, Extent::Quick),
         [one, two, "full"] => parent(one, two, Extent::Full),
         [one, two, "figures"] => parent(one, two, Extent::Figures),
-        _ => Err("usage: rdma_gpu DEVICE DEVICE [quick|full|figures]".into()),
+        [one, two, "staged"] => parent(one, two, Extent::Staged),
+        _ => Err("usage: rdma_gpu DEVICE DEVICE [quick|full|figures|staged]".into()),
     }
 }
 
@@ -53,6 +55,7 @@ enum Extent {
     Usual,
     Full,
     Figures,
+    Staged,
 }
 
 struct Pair {
@@ -84,7 +87,7 @@ fn parent(one: &str, two: &str, extent: Extent) -> Outcome {
     println!("here: {}; ability: {:?}", gpu.info().name, gpu.rdma_ability());
     let control = Control::new(stream)?;
     let mut pair = Pair { control, listener, path, child, gpu, extent };
-    if extent != Extent::Figures {
+    if !matches!(extent, Extent::Figures | Extent::Staged) {
         refusals(&pair.gpu)?;
         for local in [true, false] {
             everything(&mut pair, local)?;
@@ -93,8 +96,10 @@ fn parent(one: &str, two: &str, extent: Extent) -> Outcome {
         }
     }
     measure::throughput(&mut pair)?;
-    for local in [true, false] {
-        measure::latency(&mut pair, local)?;
+    if extent != Extent::Staged {
+        for local in [true, false] {
+            measure::latency(&mut pair, local)?;
+        }
     }
     pair.control.ask("quit")?;
     println!("ALL PASSED");

@@ -6,7 +6,7 @@ use beeline::gpu::Gpu;
 use beeline::verbs::{RemoteMemory, SendOp};
 
 use crate::side::Side;
-use crate::{MIB, Outcome, Pair, WAIT, claim, claim_quietly, name};
+use crate::{Extent, MIB, Outcome, Pair, WAIT, claim, claim_quietly, name};
 
 /// Kinds of memory that are measured.
 const KINDS: &[&str] = &["shareable", "plain", "foreign"];
@@ -45,6 +45,7 @@ pub(crate) fn throughput(pair: &mut Pair) -> Outcome {
     println!("pinned copies here: D2H {:.1}, H2D {:.1}", out / 1e9, into / 1e9);
     println!("pinned copies there: D2H {:.1}, H2D {:.1}", far[0] / 1e9, far[1] / 1e9);
     let slower = [out, into, far[0], far[1]].into_iter().fold(f64::MAX, f64::min);
+    let staged = pair.extent == Extent::Staged;
     for local in [true, false] {
         let message = match (pair.quick(), local) {
             (true, _) => MIB,
@@ -53,7 +54,9 @@ pub(crate) fn throughput(pair: &mut Pair) -> Outcome {
         };
         let span = Duration::from_millis(if pair.quick() { 200 } else { 1200 });
         for kind in KINDS {
-            if *kind == "foreign" && pair.gpu.info().simulated {
+            if (*kind == "foreign" && pair.gpu.info().simulated)
+                || (staged && !(local && *kind == "plain"))
+            {
                 continue;
             }
             let nic = pair.nic(local)?;

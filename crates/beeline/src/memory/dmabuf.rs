@@ -95,6 +95,18 @@ impl DmaBuf {
         self.kind
     }
 
+    /// Where the first byte lies behind the descriptor, for a mapping; `None` where the bytes lie apart.
+    pub(crate) fn start(&self) -> Option<u64> {
+        if self.kind != Kind::MemoryFile {
+            return Some(0);
+        }
+        let (allocation, at) = self.buffer.locate_sim(0, self.buffer.len()).ok()?;
+        match allocation.extents_of(at, self.buffer.len()).as_slice() {
+            [extent] => Some(extent.offset),
+            _ => None,
+        }
+    }
+
     /// The memory.
     pub const fn buffer(&self) -> &Buffer {
         &self.buffer

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use beeline_sys::cuda::Retained;
 
 use super::peer::Invalidate;
+use super::window::{MAPPED_BYTES_MAX, Window};
 use crate::error::{Error, Result};
 use crate::gpu::{Buffer, Gpu, sim};
 use crate::lock;
@@ -47,6 +48,8 @@ enum Reach {
     CopyEngine,
     /// Bus addresses, which others than the device may use.
     Window(sim::Attachment),
+    /// A mapping for the CPU; longer accesses and atomics by the copy engine and a kernel.
+    Mapped(Window),
 }
 
 /// Towards whom an atomic operation on device memory is atomic.
@@ -80,9 +83,19 @@ impl GpuMemory {
             Some(allocation) if buffer.window().is_ok() => {
                 Reach::Window(sim::Attachment::pinned(allocation, holder)?)
             }
-            _ => Reach::CopyEngine,
+            Some(_) => Reach::CopyEngine,
+            // Memory that somebody else may free is looked up at every access, which costs more.
+            None if buffer.is_foreign() => Reach::CopyEngine,
+            None => Window::of(buffer).map_or(Reach::CopyEngine, Reach::Mapped),
         };
         Ok(Self { buffer: buffer.clone(), hold: hold(buffer)?, reach, told: Mutex::default() })
+    }
+
+    /// Memory that the CPU has mapped, on any device that lets it.
+    #[cfg(test)]
+    pub(crate) fn mapped(buffer: &Buffer) -> Result<Self> {
+        let reach = Reach::Mapped(Window::map(buffer)?);
+        Ok(Self { buffer: buffer.clone(), hold: Hold::Owned, reach, told: Mutex::default() })
     }
 
     /// Memory that may move while it is registered: its translation is taken away before, and the next
@@ -123,7 +136,7 @@ impl GpuMemory {
     pub fn moves(&self) -> (u64, u64) {
         match &self.reach {
             Reach::Window(attachment) => attachment.counts(),
-            Reach::CopyEngine => (0, 0),
+            Reach::CopyEngine | Reach::Mapped(_) => (0, 0),
         }
     }
 
@@ -145,6 +158,10 @@ impl GpuMemory {
                 "the copy engine had written every byte before the write was acknowledged, and kernels \
                  of the device see what its own copy engine wrote"
             }
+            Reach::Mapped(_) => {
+                "the CPU read back what it wrote through a mapping, before the acknowledgement; the rest \
+                 is the copy engine's"
+            }
             Reach::Window(_) => {
                 "the window writes device memory itself, before the acknowledgement"
             }
@@ -160,8 +177,15 @@ impl GpuMemory {
     pub(crate) fn in_place(&self, len: u64) -> bool {
         match &self.reach {
             Reach::Window(attachment) => attachment.is_dynamic() || len <= WINDOW_BYTES_MAX,
+            Reach::Mapped(_) => len <= MAPPED_BYTES_MAX,
             Reach::CopyEngine => false,
         }
+    }
+
+    /// Whether an atomic operation is done by the calling thread, in place. Through a mapping of a bus it would not
+    /// be one towards the device.
+    pub(crate) const fn atomic_in_place(&self) -> bool {
+        matches!(&self.reach, Reach::Window(_))
     }
 
     /// Whether an access in place may have to wait for a move.
@@ -198,11 +222,17 @@ impl GpuMemory {
     }
 
     pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        if let Reach::Mapped(window) = &self.reach {
+            return window.read(offset, into);
+        }
         let (attachment, at) = self.window(offset, into.len() as u64)?;
         attachment.read(at, into)
     }
 
     pub(crate) fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
+        if let Reach::Mapped(window) = &self.reach {
+            return window.write(offset, from);
+        }
         let (attachment, at) = self.window(offset, from.len() as u64)?;
         attachment.write(at, from)
     }
@@ -216,7 +246,9 @@ impl GpuMemory {
         let (_, at) = self.buffer.locate(offset, len)?;
         match &self.reach {
             Reach::Window(attachment) => Ok((attachment, at)),
-            Reach::CopyEngine => Err(Error::refused("the device has no window into its memory")),
+            Reach::CopyEngine | Reach::Mapped(_) => {
+                Err(Error::refused("the device has no window into its memory"))
+            }
         }
     }
 }

@@ -11,11 +11,13 @@ mod pool;
 pub mod registration;
 pub mod revocation;
 mod sync;
+mod window;
 
 pub(crate) use gpu_memory::holder_of;
 pub use gpu_memory::{Atomicity, Flush, GpuMemory};
 
 pub use pool::{Budget, Pool, PoolUsage};
+pub use window::window_refusal;
 
 /// `1 importer`, `2 importers`.
 pub(crate) fn plural(count: usize, what: &str) -> String {

@@ -252,6 +252,26 @@ fn host_memory_takes_what_lies_on_a_gpu_of_the_peer() {
     }
 }
 
+/// Few bytes through a mapping, more by the copy engine, atomics by a kernel: in the order of the queue pair.
+#[test]
+fn mapped_memory_is_a_region_like_any_other() {
+    for local in [false, true] {
+        let (nic_a, nic_b) = nics(local);
+        let sides = [&nic_a, &nic_b].map(|nic| {
+            let mut side = Side::new(nic, Profile::Bar, false);
+            let mapped = crate::memory::GpuMemory::mapped(&side.buffer).unwrap();
+            assert!(mapped.in_place(256) && !mapped.in_place(257) && !mapped.atomic_in_place());
+            side.mr = side.pd.reg_mr(Arc::new(mapped), Access::ALL).unwrap();
+            side
+        });
+        let [a, b] = sides;
+        let (a, b) = connected(a, b);
+        everything(&a, &b);
+        everything(&b, &a);
+        assert_eq!(a.mr.atomicity(), Atomicity::System);
+    }
+}
+
 #[test]
 fn pinned_memory_does_not_move_and_says_who_holds_it() {
     let (nic, _other) = nics(false);

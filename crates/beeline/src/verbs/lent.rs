@@ -104,6 +104,11 @@ impl<S> Lent<S> {
         self.unsent_many = UNSENT_MANY.max(self.unsent.saturating_mul(2));
     }
 
+    /// Whether a packet with a cookie was made, and not sent yet.
+    pub(super) const fn has_unsent(&self) -> bool {
+        self.unsent > 0
+    }
+
     /// Whether some were most likely given up: they are to be swept.
     pub(super) const fn wants_sweep(&self) -> bool {
         self.unsent > self.unsent_many

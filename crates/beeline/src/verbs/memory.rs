@@ -126,10 +126,14 @@ impl Memory {
     }
 
     /// Whether `len` bytes are accessed at once by the thread that runs the NIC: nothing is waited for.
-    fn is_at_once(&self, len: u32) -> bool {
+    fn is_at_once(&self, kind: MemKind, len: u32) -> bool {
         match self {
             Self::Host(_) => true,
-            Self::Gpu(mem) => mem.in_place(u64::from(len)) && !mem.may_wait(),
+            Self::Gpu(mem) => {
+                mem.in_place(u64::from(len))
+                    && !mem.may_wait()
+                    && (!is_atomic(kind) || mem.atomic_in_place())
+            }
             Self::Device(_) => false,
         }
     }
@@ -293,6 +297,11 @@ impl Memories {
         peer.lock().lent.sweep(&kept);
     }
 
+    /// Whether a packet that names something was made, and not sent yet.
+    pub(super) fn has_unsent(&self) -> bool {
+        self.peer.as_ref().is_some_and(|peer| peer.lock().lent.has_unsent())
+    }
+
     /// Whether so many names are kept account of that some of them were most likely given up.
     pub(super) fn wants_sweep(&mut self) -> bool {
         let wanted = std::mem::take(&mut self.many_lent);
@@ -352,7 +361,7 @@ impl Memories {
         let local = sources.iter().all(|piece| !matches!(*piece.memory, PeerRegion::Gpu(_)));
         let at_once = local
             && op.segments.iter().all(|segment| {
-                memory(segment.region).is_none_or(|memory| memory.is_at_once(segment.len))
+                memory(segment.region).is_none_or(|memory| memory.is_at_once(op.kind, segment.len))
             });
         if at_once && in_order {
             let answer = carry_out(op, &sources, |_, region| self.regions.get(&region));
@@ -448,6 +457,10 @@ impl Memories {
         }
         self.mover.as_ref()
     }
+}
+
+pub(super) const fn is_atomic(kind: MemKind) -> bool {
+    matches!(kind, MemKind::CompareSwap { .. } | MemKind::FetchAdd { .. })
 }
 
 pub(super) fn failed(op: MemOp) -> Answer {

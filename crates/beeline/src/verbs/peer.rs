@@ -39,7 +39,8 @@ use rustix::net::{
 };
 
 use super::lent::{Fetches, Lent, What};
-use super::stage::{STAGE_BYTES, Stage, StageMem, StageSlot};
+use super::stage::{STAGE_BYTES_MAX, Stage, StageMem, StageSlot};
+use crate::config::StageConfig;
 use crate::gpu::{Buffer, Gpu};
 use crate::lock;
 use crate::memory::GpuMemory;
@@ -285,8 +286,8 @@ impl Peer {
             return;
         }
         let number = self.next | ON_STAGE;
-        let made = Stage::new().and_then(|(stage, file)| {
-            send(&self.socket, [number, STAGE_BYTES], &[file.as_fd()])?;
+        let made = Stage::new(StageConfig::from_env()).and_then(|(stage, file)| {
+            send(&self.socket, [number, stage.mem.len()], &[file.as_fd()])?;
             Ok(stage)
         });
         match made {
@@ -504,7 +505,7 @@ impl Peer {
     /// Maps the peer's staging memory; a peer has one.
     fn take_stage(&mut self, number: u64, len: u64, fd: &OwnedFd) {
         let known = self.taken.values().any(|region| matches!(**region, PeerRegion::Stage(_)));
-        if known || len > 2 * STAGE_BYTES {
+        if known || len > STAGE_BYTES_MAX {
             tracing::warn!(
                 number,
                 len,

@@ -198,6 +198,9 @@ impl Shared {
         let quiet = core.is_quiet();
         core.polls = core.polls.wrapping_add(1);
         if quiet && !core.polls.is_multiple_of(QUIET_POLLS) {
+            drop(core);
+            // The other thread of this core may be the peer.
+            std::hint::spin_loop();
             return None;
         }
         let time = self.now();
@@ -316,6 +319,10 @@ impl Core {
                 break;
             }
             time = now(start);
+        }
+        // With nothing to do, what is not sent and waits nowhere was given up.
+        if !self.more && self.memories.has_unsent() {
+            self.memories.sweep(&self.engine, &self.out);
         }
         self.route_events(events);
         self.bury();

@@ -16,20 +16,16 @@ use std::sync::{Arc, Mutex};
 
 use beeline_sys::mem::{HostMem, OutOfBounds, memfd};
 
+use crate::config::StageConfig;
 use crate::gpu::{Gpu, PinnedMem};
 use crate::lock;
 
-/// Slots for long operations. A copy of that length takes some 40 us on PCIe 5.0 x16, of which a hand-over
-/// from one process to the other is a small part; eight of them in flight cover it.
-pub(super) const LARGE_BYTES: u64 = 2 << 20;
-const LARGE: u64 = 16;
-
-/// Slots for shorter ones.
+/// Slots for shorter operations.
 const SMALL_BYTES: u64 = 64 << 10;
 const SMALL: u64 = 32;
 
-/// Length of the whole.
-pub(super) const STAGE_BYTES: u64 = LARGE * LARGE_BYTES + SMALL * SMALL_BYTES;
+/// Longest staging memory that a peer is believed to need.
+pub(super) const STAGE_BYTES_MAX: u64 = 64 * (4 << 20) + SMALL * SMALL_BYTES;
 
 /// Shorter operations go through the ring: a slot for each would cost more than copying them.
 pub(super) const STAGE_MIN: u64 = 4 << 10;
@@ -38,7 +34,10 @@ pub(super) const STAGE_MIN: u64 = 4 << 10;
 #[derive(Debug)]
 pub(super) struct Stage {
     pub(super) mem: StageMem,
-    /// Offsets of free slots: large ones, small ones.
+    /// Length of a large slot.
+    slot_bytes: u64,
+    /// Offsets of free slots, those used last at the end: large ones, small ones. Taken from the end, so that few
+    /// of them are in use and stay in the processor's cache.
     free: Mutex<[Vec<u64>; 2]>,
 }
 
@@ -58,18 +57,26 @@ pub(super) struct StageSlot {
 
 impl Stage {
     /// Staging memory, and the file to be passed to the peer.
-    pub(super) fn new() -> io::Result<(Arc<Self>, OwnedFd)> {
-        let file = memfd("beeline-stage", STAGE_BYTES)?;
-        let mem = StageMem::new(&file, STAGE_BYTES)?;
-        let large = (0..LARGE).rev().map(|n| n * LARGE_BYTES).collect();
-        let small = (0..SMALL).rev().map(|n| LARGE * LARGE_BYTES + n * SMALL_BYTES).collect();
-        Ok((Arc::new(Self { mem, free: Mutex::new([large, small]) }), file))
+    pub(super) fn new(config: StageConfig) -> io::Result<(Arc<Self>, OwnedFd)> {
+        let StageConfig { slots, slot_bytes } = config;
+        let small_at = slots.saturating_mul(slot_bytes);
+        let bytes = small_at.saturating_add(SMALL * SMALL_BYTES);
+        let file = memfd("beeline-stage", bytes)?;
+        let mem = StageMem::new(&file, bytes)?;
+        let large = (0..slots).rev().map(|n| n * slot_bytes).collect();
+        let small = (0..SMALL).rev().map(|n| small_at + n * SMALL_BYTES).collect();
+        Ok((Arc::new(Self { mem, slot_bytes, free: Mutex::new([large, small]) }), file))
+    }
+
+    /// Length of the longest copy.
+    pub(super) const fn slot_bytes(&self) -> u64 {
+        self.slot_bytes
     }
 
     /// A slot for `bytes`, if one is free; a large one where they do not fit a small one.
     pub(super) fn take(self: &Arc<Self>, bytes: u64) -> Option<Arc<StageSlot>> {
         let large = bytes > SMALL_BYTES;
-        if bytes > LARGE_BYTES {
+        if bytes > self.slot_bytes {
             return None;
         }
         let offset = {
@@ -84,7 +91,8 @@ impl Stage {
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         let [large, small] = &*lock(&self.free);
-        large.len() as u64 == LARGE && small.len() as u64 == SMALL
+        let slots = (self.mem.len() - SMALL * SMALL_BYTES) / self.slot_bytes;
+        large.len() as u64 == slots && small.len() as u64 == SMALL
     }
 }
 
@@ -127,6 +135,11 @@ impl StageMem {
         pin
     }
 
+    /// Length in bytes.
+    pub(super) fn len(&self) -> u64 {
+        self.mem.len()
+    }
+
     pub(super) fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
         self.mem.read(offset, into)
     }
@@ -155,33 +168,38 @@ mod tests {
 
     #[test]
     fn slots_are_apart_bounded_and_come_back() {
-        let (stage, _file) = Stage::new().unwrap();
+        let config = StageConfig::default();
+        let (stage, _file) = Stage::new(config).unwrap();
         let mut taken = Vec::new();
-        for (bytes, count) in [(LARGE_BYTES, LARGE), (1, SMALL), (SMALL_BYTES, 0)] {
+        for (bytes, count) in [(config.slot_bytes, config.slots), (1, SMALL), (SMALL_BYTES, 0)] {
             let before = taken.len() as u64;
             while let Some(slot) = stage.take(bytes) {
-                let end = slot.offset + if slot.large { LARGE_BYTES } else { SMALL_BYTES };
+                let end = slot.offset + if slot.large { config.slot_bytes } else { SMALL_BYTES };
                 taken.push((slot.offset, end, slot));
             }
             assert_eq!(taken.len() as u64 - before, count, "{bytes}");
         }
         taken.sort_by_key(|(start, ..)| *start);
         assert!(taken.windows(2).all(|two| two[0].1 == two[1].0));
-        assert_eq!(taken.last().map(|(_, end, _)| *end), Some(STAGE_BYTES));
+        assert_eq!(taken.last().map(|(_, end, _)| *end), Some(stage.mem.len()));
+        assert!(!stage.is_idle());
         drop(taken);
-        assert!(stage.take(LARGE_BYTES).is_some() && stage.take(8).is_some());
-        assert!(stage.take(LARGE_BYTES + 1).is_none(), "longer than any slot");
+        assert!(stage.is_idle());
+        assert!(stage.take(config.slot_bytes + 1).is_none(), "longer than any slot");
+        // The one used last is used next.
+        let first = stage.take(config.slot_bytes).map(|slot| slot.offset);
+        assert_eq!(stage.take(config.slot_bytes).map(|slot| slot.offset), first);
     }
 
     #[test]
     fn both_sides_pin_the_same_bytes() {
-        let (stage, file) = Stage::new().unwrap();
-        let far = StageMem::new(&file, STAGE_BYTES).unwrap();
+        let (stage, file) = Stage::new(StageConfig::default()).unwrap();
+        let far = StageMem::new(&file, stage.mem.len()).unwrap();
         let gpu = Gpu::simulated(&SimConfig::default()).unwrap();
         stage.mem.pinned(&gpu).unwrap().mem().write(7, &[1, 2, 3]).unwrap();
         let mut bytes = [0; 3];
         far.pinned(&gpu).unwrap().mem().read(7, &mut bytes).unwrap();
         assert_eq!(bytes, [1, 2, 3]);
-        assert!(StageMem::new(&file, STAGE_BYTES + 1).is_err(), "too short");
+        assert!(StageMem::new(&file, stage.mem.len() + 1).is_err(), "too short");
     }
 }

@@ -56,6 +56,8 @@ pub const ALL: &[(&str, fn())] = &[
     ("foreign_memory_freed", crate::regions::foreign_memory_freed),
     ("registration_cache", crate::regions::registration_cache),
     ("region_refusals", crate::regions::refusals),
+    ("window_of_other_bytes", crate::regions::window_of_other_bytes),
+    ("window_not_mapped", crate::regions::window_not_mapped),
     ("local_plain_memory", crate::local::plain_memory),
     ("local_foreign_memory", crate::local::foreign_memory),
 ];

@@ -45,6 +45,8 @@ fn regions_of_memory_that_its_owner_may_free() {
     for case in ["foreign_memory_freed", "registration_cache", "region_refusals"] {
         child(case, &library, &[]).passed();
     }
+    child("window_of_other_bytes", &library, &[]).passed();
+    child("window_not_mapped", &library, &[("BEELINE_TEST_CUDA_LACKS", "window")]).passed();
 }
 
 #[test]

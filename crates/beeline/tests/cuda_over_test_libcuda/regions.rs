@@ -160,3 +160,24 @@ pub fn refusals() {
     let mr = b.pd.reg_gpu(&plain, Access::ALL).unwrap();
     mr.drain(Instant::now() + WAIT).map_err(|(_, error)| error).unwrap();
 }
+
+/// A window is refused, with the reason: the mapping shows other bytes, or there is none. Regions work all the same.
+fn no_window(reason: &str) {
+    let gpu = cuda(0);
+    let why = beeline::memory::window_refusal(&gpu).unwrap();
+    assert!(why.contains(reason), "{why}");
+    assert_eq!(gpu.usage().allocated, 0, "what was tried is given back");
+    let (a, b) = sides();
+    let buffer = gpu.alloc(BYTES).unwrap();
+    fill(&gpu, &buffer, 5);
+    let target = b.pd.reg_gpu(&buffer, Access::ALL).unwrap();
+    assert_eq!(read(&a, &target), Ok(vec![5; BYTES as usize]));
+}
+
+pub fn window_of_other_bytes() {
+    no_window("shows other bytes (what the CPU wrote)");
+}
+
+pub fn window_not_mapped() {
+    no_window("maps no dma-buf of its memory for the CPU");
+}

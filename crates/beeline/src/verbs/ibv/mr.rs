@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use beeline_core::addr::Iova;
-use beeline_core::checks::{self, Happened, Verb};
+use beeline_core::checks::{Happened, Verb};
 use beeline_core::mr::{Access, DeregisterError, Lkey, PdId, Registration, Rkey};
 use beeline_core::plan::{Importer, Pages, RegisterRoute, Rejected, Wanted, register};
 use beeline_core::reason::{Code, Reason};
@@ -269,15 +269,7 @@ fn refused(pd: &Pd, memory: &Memory, verb: Verb, code: Code, error: io::Error) -
     let why = Reason::with(code, format!("{}: {error}", verb.call()));
     let options = probe::Options { driver: false, kernel_log: false, ..probe::Options::default() };
     let happened = Happened::RegisterFailed { verb, errno, address, len };
-    let found = checks::explain(&probe::gather(&options), &happened).into_iter().next();
     let action = format!("register {len} bytes at {address:#x}");
     let new = driver_error(pd.device.name(), &action, error);
-    match found {
-        Some(finding) => {
-            let remedies = finding.remedies.join("; ");
-            let new = new.coded(finding.check);
-            (why, if remedies.is_empty() { new } else { new.remedy(remedies) })
-        }
-        None => (why, new),
-    }
+    (why, probe::explained(new, &happened, &probe::gather(&options)))
 }

@@ -75,6 +75,8 @@ pub(super) trait RingMem {
     fn append_to(&self, offset: u64, len: usize, into: &mut Vec<u8>) -> bool;
     /// A hint that a cache line is about to be read.
     fn prefetch(&self, _offset: u64) {}
+    /// A hint that a cache line is about to be written.
+    fn prefetch_write(&self, _offset: u64) {}
     /// Sequentially consistent.
     fn fence();
 }
@@ -100,6 +102,10 @@ impl RingMem for HostMem {
 
     fn prefetch(&self, offset: u64) {
         Self::prefetch(self, offset);
+    }
+
+    fn prefetch_write(&self, offset: u64) {
+        Self::prefetch_write(self, offset);
     }
 
     fn fence() {
@@ -186,7 +192,13 @@ impl<M: RingMem> Writer<M> {
         // Either this side sees that the reader sleeps, or the reader sees the message before it does:
         // both put a fence between their store and their load.
         M::fence(); // Pairs with that of `set_sleeping`.
-        self.mem.load(SLEEPING) != 0
+        let sleeps = self.mem.load(SLEEPING) != 0;
+        // The lines of the next message, but for the one that the reader looks at, become this core's while
+        // nobody waits for them.
+        for ahead in 1..=LINES_AHEAD {
+            self.mem.prefetch_write(place::<M>(self.head) + ahead * LINE_BYTES);
+        }
+        sleeps
     }
 
     fn has_room(&mut self, bytes: u64) -> bool {

@@ -20,7 +20,7 @@ use beeline_core::rc::{MemKind, MemOp};
 use super::lane::{Dir, Lane, SLOT_BYTES};
 use super::memory::{Answer, Finished, Memory, Order, failed};
 use super::peer::{PeerRegion, Piece};
-use super::stage::{LARGE_BYTES, Stage};
+use super::stage::Stage;
 use crate::gpu::Gpu;
 use crate::lock;
 
@@ -311,7 +311,7 @@ impl Worker {
             }
             Task::OutShared => {
                 let stage = line.front()?.stage.as_ref()?;
-                let (count, bytes) = run_length(line, &task, LARGE_BYTES);
+                let (count, bytes) = run_length(line, &task, stage.slot_bytes());
                 if let Some(pinned) = stage.mem.pinned(lane.gpu()) {
                     if let Some(slot) = stage.take(bytes) {
                         self.dry = None;

@@ -2,7 +2,7 @@
 
 use beeline_core::rc::{MemFault, MemKind};
 
-use super::super::memory::{Answer, Memory, answered, carry_out};
+use super::super::memory::{Answer, Memory, answered, carry_out, is_atomic};
 use super::super::peer::{PeerRegion, Piece};
 use super::task::by_engine;
 use super::{Job, Worker};
@@ -10,8 +10,11 @@ use super::{Job, Worker};
 impl Worker {
     /// Carries an operation out piece by piece, waiting for each.
     pub(super) fn do_now(&mut self, job: Job) -> Answer {
+        let kind = job.op.kind;
         let plain = |memory: &Option<Memory>, len| match memory {
-            Some(Memory::Gpu(gpu)) => gpu.in_place(u64::from(len)),
+            Some(Memory::Gpu(gpu)) => {
+                gpu.in_place(u64::from(len)) && (!is_atomic(kind) || gpu.atomic_in_place())
+            }
             _ => true,
         };
         let simple = job.memories.iter().zip(job.op.segments.iter()).all(|(m, s)| plain(m, s.len))
@@ -122,7 +125,7 @@ impl Worker {
         at: u64,
         change: &dyn Fn(u64) -> u64,
     ) -> Result<u64, MemFault> {
-        if by_engine(memory, 8).is_none() {
+        if !matches!(memory, Memory::Gpu(gpu) if !gpu.atomic_in_place()) {
             return memory.update(at, change);
         }
         let mut bytes = Vec::with_capacity(8);

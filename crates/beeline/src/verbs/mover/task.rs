@@ -6,7 +6,7 @@ use std::sync::Arc;
 use beeline_core::rc::MemKind;
 
 use super::super::lane::Slot;
-use super::super::memory::Memory;
+use super::super::memory::{Memory, is_atomic};
 use super::super::peer::{PeerRegion, Piece};
 use super::super::stage::{STAGE_MIN, StageSlot};
 use super::Job;
@@ -56,7 +56,10 @@ pub(super) fn task_of(job: &Job) -> Option<Task> {
     let mut segments = job.op.segments.iter();
     let (Some(segment), None) = (segments.next(), segments.next()) else { return None };
     let [Some(memory)] = job.memories.as_slice() else { return None };
-    let gpu = by_engine(memory, u64::from(segment.len));
+    let gpu = match memory {
+        Memory::Gpu(gpu) if is_atomic(job.op.kind) && !gpu.atomic_in_place() => Some(gpu),
+        _ => by_engine(memory, u64::from(segment.len)),
+    };
     let source = match job.sources.as_slice() {
         [piece] => Some(&*piece.memory),
         _ => None,
