@@ -1,5 +1,6 @@
 // The kernels on CPU threads: one thread for each of the device's, barriers that count, words that are
-// atomic. For tests of the protocols; see ../emulate.
+// atomic. For tests of the protocols; see ../emulate. With BEELINE_FIBERS the threads of a block are fibers of one
+// CPU thread: then every loop on somebody else's word has to call `relax`.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -13,6 +14,9 @@
 #define OUTLINE inline
 #define UNLIKELY(c) (c)
 
+#ifdef BEELINE_FIBERS
+#include "../emulate/fibers.h"
+#else
 struct HostBarrier {
     std::mutex mutex;
     std::condition_variable wake;
@@ -34,6 +38,10 @@ struct HostBlock {
 };
 inline thread_local u32 host_thread, host_threads, host_block_index;
 inline thread_local HostBlock *host_block;
+inline void barrier(u32 id, u32 threads) { host_block->barriers[id].wait(threads); }
+inline void warp_barrier() { host_block->barriers[15].wait(32); }
+inline void relax() { std::this_thread::yield(); }
+#endif
 // Faults: a mutation of the protocol that a test must notice.
 inline std::atomic<int> host_fault{0};
 
@@ -64,12 +72,9 @@ inline u32 swap_if_zero(u64 at, u32 v) {
     return old;
 }
 inline u64 now_ns() { return (u64)std::chrono::steady_clock::now().time_since_epoch().count(); }
-inline void barrier(u32 id, u32 threads) { host_block->barriers[id].wait(threads); }
-inline void warp_barrier() { host_block->barriers[15].wait(32); }
 inline u32 thread_index() { return host_thread; }
 inline u32 block_threads() { return host_threads; }
 inline u32 block_index() { return host_block_index; }
-inline void relax() { std::this_thread::yield(); }
 
 template <class W>
 inline W load(u64 at) {

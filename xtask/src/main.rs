@@ -28,7 +28,11 @@ const TASKS: &[Task] = &[
         kernels::run,
     ),
     ("licences", ": check the licence of every dependency against the allowed ones", licences::run),
-    ("mutate", "[NAME..]: take one check out at a time; a test must fail", mutate::run),
+    (
+        "mutate",
+        "[NAME..]: take one check out at a time; a test must fail. --ptx FOLDER: write such kernels",
+        mutate::run,
+    ),
     ("rig", "[TEST] [--full]: boot the test machine and run one of its tests", rig::run_rig),
     (
         "sanitize",

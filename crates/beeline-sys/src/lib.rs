@@ -22,3 +22,4 @@ pub mod testing;
 pub mod thread;
 pub mod uring;
 pub mod user;
+pub mod window;

@@ -1,5 +1,7 @@
 //! Memory regions.
 
+use std::time::{Duration, Instant};
+
 use beeline_core::addr::Iova;
 use beeline_core::mr::{Access, Lkey, Rkey};
 use beeline_core::plan::{RegisterRoute, Rejected};
@@ -13,6 +15,9 @@ use super::context::{Pd, PdInner};
 use super::soft::SoftMr;
 use crate::error::{Error, Result};
 use crate::memory::registration::Registration as Pinning;
+
+/// How long [`Mr::deregister`] waits for a peer to fetch what packets name.
+const FETCHED: Duration = Duration::from_secs(1);
 
 /// Registered memory. It holds the memory, so that nothing the NIC may still touch is freed.
 ///
@@ -144,15 +149,21 @@ impl Mr {
         RemoteMemory { addr: self.addr(), len: self.len(), rkey: self.rkey() }
     }
 
-    /// Ends the registration. On a local link a peer's READ may be under way all the same, as
-    /// [`drain`](Self::drain) says.
+    /// Ends the registration. On a local link it waits, 1 s at most, until the peer has fetched what packets
+    /// name of it: then nobody reads the memory any more.
     ///
     /// # Errors
-    /// `is_refused` with code `region-in-use`, and the region back, while posted work requests name it or
-    /// accesses are under way; `is_io`, and the region back, with what the driver of a NIC says.
-    pub fn deregister(mut self) -> Result<(), (Self, Error)> {
+    /// `is_refused` with code `region-in-use`, and the region back, while posted work requests name it,
+    /// accesses are under way, or the peer does not fetch; `is_io`, and the region back, with what the driver of
+    /// a NIC says.
+    pub fn deregister(self) -> Result<(), (Self, Error)> {
+        self.end(Instant::now() + FETCHED)
+    }
+
+    /// [`deregister`](Self::deregister), waiting for a peer until `deadline`.
+    pub(super) fn end(mut self, deadline: Instant) -> Result<(), (Self, Error)> {
         let done = match &mut self.inner {
-            MrInner::Soft(mr) => mr.deregister(),
+            MrInner::Soft(mr) => mr.deregister(deadline),
             MrInner::Ibv(mr) => mr.deregister(),
         };
         done.map_err(|error| (self, error))
@@ -167,8 +178,9 @@ impl Mr {
         }
     }
 
-    /// Accesses under way. A NIC of the kernel's does not tell how many: there it is 0, and 1 for a region
-    /// that was revoked and that the driver still holds.
+    /// Accesses under way, and on a local link pieces that a peer has yet to fetch. A NIC of the kernel's
+    /// does not tell how many: there it is 0, and 1 for a region that was revoked and that the driver
+    /// still holds.
     pub fn in_flight(&self) -> u32 {
         match &self.inner {
             MrInner::Soft(mr) => mr.in_flight(),

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use beeline_core::addr::Iova;
 use beeline_core::mr::{Access, DeregisterError, Lkey, PdId, Registered, Registration};
@@ -116,13 +117,28 @@ impl SoftMr {
         Ok(Self { pd: Arc::clone(pd), registered, gone: false })
     }
 
-    pub(super) fn deregister(&mut self) -> Result<()> {
+    /// Waits until `deadline` for a peer to fetch what packets name, then ends the registration.
+    pub(super) fn deregister(&mut self, deadline: Instant) -> Result<()> {
         let (pd, lkey) = (self.pd.id, self.registered.lkey);
-        let done: Result<(), DeregisterError> = self.pd.soft.shared.with(|core| {
-            core.engine.deregister(pd, lkey)?;
-            core.regions.remove(&lkey);
-            core.memories.remove(self.registered.id);
-            Ok(())
+        loop {
+            // The turn before brings what the peer has said.
+            let lent = self.pd.soft.shared.with(|core| core.lent(lkey));
+            if lent == 0 {
+                break;
+            }
+            if Instant::now() >= deadline {
+                let text = format!(
+                    "cannot deregister memory: the peer has not fetched {lent} pieces that packets name"
+                );
+                let error = Error::refused(text).coded("region-in-use");
+                return Err(error.remedy("wait until the peer's READs are complete"));
+            }
+            std::thread::sleep(Duration::from_micros(20));
+        }
+        let done = self.pd.soft.shared.with(|core| match core.lent(lkey) {
+            0 => core.deregister(pd, lkey),
+            // Another thread's work request came in between.
+            lent => Err(DeregisterError::Busy { lkey, posted: 0, in_flight: lent }),
         });
         self.gone = done.is_ok();
         done.map_err(deregister_error)
@@ -135,7 +151,10 @@ impl SoftMr {
 
     pub(super) fn in_flight(&self) -> u32 {
         let lkey = self.registered.lkey;
-        self.pd.soft.shared.with(|core| core.engine.in_flight(lkey)).unwrap_or(0)
+        self.pd.soft.shared.with(|core| {
+            let accesses = core.engine.in_flight(lkey).unwrap_or(0);
+            accesses.saturating_add(core.lent(lkey))
+        })
     }
 }
 
