@@ -42,6 +42,9 @@ struct Report {
     u64 waited_ns;
     u32 block, phase;
 };
+// Behind the report, for the host while a kernel waits: 1 + the rank that it waits for, and above that how many calls
+// the two have made. Nobody else writes it, and the host clears it.
+constexpr u64 WAITING_AT = 56;
 enum { MISMATCH = 1, DEADLINE = 2, ABORTED = 3, PEER_FAILED = 4 };
 enum { PHASE_CREDIT = 1, PHASE_DATA = 2, PHASE_HEADER = 3, PHASE_ORDER = 4 };
 
@@ -56,6 +59,9 @@ struct Comm {
     u32 chunk;   // bytes of one, a power of two of at least 4096
     u32 rank, ranks;
     u32 ll_blocks; // of a low-latency kernel at most, a power of two: fewer where there are many ranks
+    u64 line_at;   // offset of the lines in every window: [source][slot][block]
+    u32 line_span; // bytes of data that a block carries to a peer in lines at most, whole groups; 0: none
+    u32 unused;
 };
 
 // What a rank sends to one peer and receives from it; itself among them (a local copy).

@@ -50,7 +50,7 @@ pub use beeline_sys::mem::HostMem;
 
 pub use exchange::{Connect, Endpoint, RemoteMemory};
 pub use ibv::{IbvNic, IbvOptions, NicInfo, PortInfo, PortResolved};
-pub use link::{Faults, LinkKind};
+pub use link::{Faults, LinkKind, NoSegmentation, Segmentation};
 pub use memory::{DeviceMemory, Memory};
 pub use objects::{AsyncEvent, Context, Cq, Mr, MrResolved, Pd, Qp, QpCaps, Resolved, Srq};
 
@@ -92,12 +92,23 @@ pub struct SoftOptions {
     pub faults: Option<Faults>,
     /// Where to write a trace of all packets.
     pub pcap: Option<PathBuf>,
+    /// Whether several packets go to the kernel as one piece; `None` where that is exact, see
+    /// [`Segmentation`]. `Some(true)` extends it to IPv4 peers off loopback.
+    pub segmentation: Option<bool>,
 }
 
 impl SoftOptions {
     /// The usual set-up for an address.
     pub const fn new(local: IpAddr) -> Self {
-        Self { local, link: None, mtu: None, window_packets: 128, faults: None, pcap: None }
+        Self {
+            local,
+            link: None,
+            mtu: None,
+            window_packets: 128,
+            faults: None,
+            pcap: None,
+            segmentation: None,
+        }
     }
 
     /// The link to use.
@@ -127,6 +138,13 @@ impl SoftOptions {
         self.pcap = Some(path.into());
         self
     }
+
+    /// Whether several packets go to the kernel as one piece.
+    #[must_use]
+    pub const fn segmentation(mut self, wanted: bool) -> Self {
+        self.segmentation = Some(wanted);
+        self
+    }
 }
 
 impl Nic {
@@ -153,7 +171,9 @@ impl Nic {
         if options.mtu.is_some_and(|mtu| mtu > Mtu::MAX) {
             return Err(Error::refused(format!("no wire has an MTU above {}", Mtu::MAX)));
         }
-        let link = Link::Udp(UdpLink::open(options.local, options.link)?);
+        let traced = options.pcap.is_some();
+        let segmentation = Segmentation::of(options.local, options.segmentation, traced);
+        let link = Link::Udp(UdpLink::open(options.local, options.link, segmentation)?);
         let mtu = match options.mtu {
             Some(mtu) => mtu,
             None => soft::interface_mtu(options.local)?,

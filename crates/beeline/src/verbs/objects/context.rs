@@ -9,7 +9,7 @@ use beeline_core::reason::Code;
 use beeline_core::roce::{Mtu, Qpn, Strength};
 
 use super::super::ibv;
-use super::super::link::LinkKind;
+use super::super::link::{LinkKind, NoSegmentation, Segmentation};
 use super::super::soft::Soft;
 use super::cq::Cq;
 use super::soft::SoftPd;
@@ -38,6 +38,9 @@ pub struct Resolved {
     pub check: Strength,
     /// Why: [`Code::IcrcHalf`] where a UDP socket hides a part of what is checked.
     pub why: Code,
+    /// To whom several packets go to the kernel as one piece, or why not. Turns off by itself where the
+    /// kernel refuses one.
+    pub segmentation: Segmentation,
     /// Of a NIC of the kernel's: which port and GID, and why not another.
     pub port: Option<ibv::PortResolved>,
 }
@@ -148,7 +151,8 @@ impl Context {
             NicRef::Ibv(device) => {
                 let (link, why) = (LinkKind::Kernel, Code::IcrcByNic);
                 let port = Some(device.resolved.clone());
-                return Resolved { link, check: Strength::Full, why, port };
+                let segmentation = Segmentation::Off(NoSegmentation::NoSocket);
+                return Resolved { link, check: Strength::Full, why, segmentation, port };
             }
         };
         let why = match (shared.kind, shared.strength) {
@@ -156,7 +160,8 @@ impl Context {
             (_, Strength::Full) => Code::IcrcFull,
             (_, Strength::Half) => Code::IcrcHalf,
         };
-        Resolved { link: shared.kind, check: shared.strength, why, port: None }
+        let segmentation = shared.with(|core| core.segmentation());
+        Resolved { link: shared.kind, check: shared.strength, why, segmentation, port: None }
     }
 }
 

@@ -117,7 +117,7 @@ impl SoftMr {
         Ok(Self { pd: Arc::clone(pd), registered, gone: false })
     }
 
-    /// Waits until `deadline` for a peer to fetch what packets name, then ends the registration.
+    /// On a local link it waits until `deadline` for the peer to fetch what packets name.
     pub(super) fn deregister(&mut self, deadline: Instant) -> Result<()> {
         let (pd, lkey) = (self.pd.id, self.registered.lkey);
         loop {
