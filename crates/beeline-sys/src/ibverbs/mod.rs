@@ -76,8 +76,11 @@ fn last_error() -> io::Error {
 
 /// Text of a fixed array, which need not end in a zero.
 fn text(bytes: &[std::ffi::c_char]) -> String {
-    let bytes: Vec<u8> =
-        bytes.iter().map(|byte| byte.cast_unsigned()).take_while(|byte| *byte != 0).collect();
+    let bytes: Vec<u8> = bytes
+        .iter()
+        .map(|byte| u8::from_ne_bytes(byte.to_ne_bytes()))
+        .take_while(|byte| *byte != 0)
+        .collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 

@@ -61,11 +61,13 @@ pub(crate) const CASES: &[(&str, Case)] = &[
 ];
 
 fn bytes_of_every_size(a: &Side, b: &Side, _: Can) {
-    let data = pattern(3 << 20, 7);
+    let data = pattern(1 << 20, 7);
     a.mem.write(0, &data).unwrap();
-    for (id, len) in [0u32, 1, 1023, 1024, 1025, 4097, 65_536, 3 << 20].into_iter().enumerate() {
+    for (id, len) in [0u32, 1, 1023, 1024, 1025, 4097, 65_536, 1 << 20].into_iter().enumerate() {
         let (id, all) = (id as u64, &data[..len as usize]);
-        b.mem.fill(0, 8 << 20, 0).unwrap();
+        for (side, at) in [(a, 4 << 20), (b, 4 << 20), (b, 0)] {
+            side.mem.fill(at, u64::from(len) + 128, 0).unwrap();
+        }
         a.post(id, SendOp::Write { remote: b.mr.remote_at(64), imm: None }, 0, len);
         let done = a.good(id);
         assert_eq!((done.op, done.byte_len, done.qpn), (CompletionOp::Write, len, a.qp.qpn()));
@@ -73,7 +75,7 @@ fn bytes_of_every_size(a: &Side, b: &Side, _: Can) {
         a.post(id, SendOp::Read { remote: b.mr.remote_at(64) }, 4 << 20, len);
         assert_eq!(a.good(id).op, CompletionOp::Read);
         assert!(a.bytes(4 << 20, len as usize) == all, "READ of {len}");
-        b.qp.post_recv(b.recv(id, 4 << 20, 3 << 20)).unwrap();
+        b.qp.post_recv(b.recv(id, 4 << 20, 1 << 20)).unwrap();
         a.post(id, SendOp::Send { imm: None }, 0, len);
         let received = b.good(id);
         assert_eq!((received.op, received.byte_len), (CompletionOp::Recv, len));
@@ -334,12 +336,14 @@ fn a_completion_queue_is_overrun(a: &Side, b: &Side, can: Can) {
         qp.post_send(a.wr(id, op, 0, 8)).unwrap();
     }
     while a.event().expect("an event of the overrun") != AsyncEvent::CqError {}
-    let mut taken = 0;
+    let (mut taken, mut last) = (0, 0);
     let error = loop {
         match small.poll() {
             Ok(Some(done)) => {
-                assert_eq!((done.wr_id, done.status), (taken, Status::Success));
-                taken += 1;
+                assert_eq!(done.status, Status::Success);
+                // The kernel's goes on where there is room again: what was lost is missing in between.
+                assert!(done.wr_id == taken || (done.wr_id > last && !can.exact_cq), "{done:?}");
+                (taken, last) = (taken + 1, done.wr_id);
             }
             Ok(None) => std::thread::sleep(Duration::from_millis(1)),
             Err(error) => break error,

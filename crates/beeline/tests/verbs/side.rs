@@ -12,7 +12,7 @@ use beeline::verbs::{
 pub(crate) const WAIT: Duration = Duration::from_secs(30);
 
 /// Bytes of each side's region.
-pub(crate) const REGION: usize = 8 << 20;
+pub(crate) const REGION: usize = 6 << 20;
 
 pub(crate) struct Side {
     pub(crate) context: Context,

@@ -154,8 +154,8 @@ impl Mr {
     ///
     /// # Errors
     /// `is_refused` with code `region-in-use`, and the region back, while posted work requests name it,
-    /// accesses are under way, or the peer does not fetch; `is_io`, and the region back, with what the driver of a
-    /// NIC says.
+    /// accesses are under way, or the peer does not fetch; `is_io`, and the region back, with what the driver of
+    /// a NIC says.
     pub fn deregister(self) -> Result<(), (Self, Error)> {
         self.end(Instant::now() + FETCHED)
     }
@@ -178,8 +178,9 @@ impl Mr {
         }
     }
 
-    /// Accesses under way, and on a local link pieces that a peer has yet to fetch. A NIC of the kernel's does not tell how many: there it is 0, and 1 for a region
-    /// that was revoked and that the driver still holds.
+    /// Accesses under way, and on a local link pieces that a peer has yet to fetch. A NIC of the kernel's
+    /// does not tell how many: there it is 0, and 1 for a region that was revoked and that the driver
+    /// still holds.
     pub fn in_flight(&self) -> u32 {
         match &self.inner {
             MrInner::Soft(mr) => mr.in_flight(),
