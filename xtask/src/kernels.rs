@@ -29,25 +29,25 @@ const TYPES: &[(&str, &str)] = &[
 ];
 const OPERATORS: &[&str] = &["SUM", "PROD", "MIN", "MAX"];
 
-/// `cargo xtask kernels [--check]`: writes `kernels/ptx`, or compares it and runs the protocols on CPU threads.
+/// `cargo xtask kernels [--check]`: writes `kernels/ptx` and `kernels/sm_90`, or compares them and runs the protocols on
+/// CPU threads.
 ///
 /// `BEELINE_NVRTC` names the compiler's library (`libnvrtc.so.12` of CUDA 12.2); without it the loader's path
-/// is asked.
+/// is asked. `BEELINE_PTXAS` is the `ptxas` of CUDA 13.0 with `fatbinary` beside it; without it `PATH` is asked.
 pub(crate) fn run(args: &[String]) -> Outcome {
     let check = args.iter().any(|arg| arg == "--check");
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../kernels");
     if check {
         emulate(&folder)?;
+        machine_code(&folder, true)?;
     }
-    let library = std::env::var_os("BEELINE_NVRTC").unwrap_or_else(|| "libnvrtc.so.12".into());
-    let compiler = match Nvrtc::open(Path::new(&library)) {
-        Ok(compiler) if compiler.version() == VERSION => compiler,
-        Ok(_) | Err(_) if check => {
+    let compiler = match compiler() {
+        Ok(compiler) => compiler,
+        Err(_) if check => {
             println!("SKIP nvrtc");
             return Ok(());
         }
-        Ok(other) => return Err(format!("{other:?} found, CUDA {VERSION:?} needed")),
-        Err(error) => return Err(format!("{error}; set BEELINE_NVRTC")),
+        Err(error) => return Err(error),
     };
     let mut different = Vec::new();
     let mut modules = vec![
@@ -60,15 +60,9 @@ pub(crate) fn run(args: &[String]) -> Outcome {
             modules.push((module, "reduce.cu", vec![(*architecture, Some((*name, *operator)))]));
         }
     }
-    let include = format!("--include-path={}", folder.display());
     for (module, source, variants) in modules {
-        let text = fs::read_to_string(folder.join(source)).map_err(|error| error.to_string())?;
         for (architecture, of) in variants {
-            let mut options = vec![format!("--gpu-architecture={architecture}"), include.clone()];
-            if let Some((name, operator)) = of {
-                options.extend([format!("-DTYPE={name}"), format!("-DOP={operator}")]);
-            }
-            let ptx = compiler.compile(source, &text, &options).map_err(|e| e.to_string())?;
+            let ptx = compile(&compiler, &folder, source, architecture, of)?;
             let place = folder.join("ptx").join(format!("{module}.ptx"));
             if check {
                 if fs::read_to_string(&place).ok().as_deref() != Some(ptx.as_str()) {
@@ -81,9 +75,105 @@ pub(crate) fn run(args: &[String]) -> Outcome {
     }
     if different.is_empty() {
         println!("{} modules", 2 + TYPES.len() * OPERATORS.len());
-        return Ok(());
+        return if check { Ok(()) } else { machine_code(&folder, false) };
     }
     Err(format!("kernels/ptx is not what the sources give: {}", different.join(" ")))
+}
+
+/// The compiler that the committed PTX is written by.
+fn compiler() -> Result<Nvrtc, String> {
+    let library = std::env::var_os("BEELINE_NVRTC").unwrap_or_else(|| "libnvrtc.so.12".into());
+    match Nvrtc::open(Path::new(&library)) {
+        Ok(compiler) if compiler.version() == VERSION => Ok(compiler),
+        Ok(other) => Err(format!("{other:?} found, CUDA {VERSION:?} needed")),
+        Err(error) => Err(format!("{error}; set BEELINE_NVRTC")),
+    }
+}
+
+/// The PTX of one source in `folder`, for one type and operator where it reduces.
+fn compile(
+    compiler: &Nvrtc,
+    folder: &Path,
+    source: &str,
+    architecture: &str,
+    of: Option<(&str, &str)>,
+) -> Result<String, String> {
+    let text = fs::read_to_string(folder.join(source)).map_err(|error| error.to_string())?;
+    let mut options = vec![
+        format!("--gpu-architecture={architecture}"),
+        format!("--include-path={}", folder.display()),
+    ];
+    if let Some((name, operator)) = of {
+        options.extend([format!("-DTYPE={name}"), format!("-DOP={operator}")]);
+    }
+    compiler.compile(source, &text, &options).map_err(|error| error.to_string())
+}
+
+/// Writes into `into` what `kernels-bench FOLDER mutant` loads, from the sources in `folder`.
+pub(crate) fn write_few(folder: &Path, into: &Path) -> Outcome {
+    let compiler = compiler()?;
+    let fail = |error: std::io::Error| format!("{}: {error}", into.display());
+    fs::create_dir_all(into).map_err(fail)?;
+    for (module, source, of) in
+        [("move", "move.cu", None), ("f32-sum", "reduce.cu", Some(("F32", "SUM")))]
+    {
+        let ptx = compile(&compiler, folder, source, "compute_80", of)?;
+        fs::write(into.join(module).with_extension("ptx"), ptx).map_err(fail)?;
+    }
+    Ok(())
+}
+
+/// The assembler whose output is committed.
+const ASSEMBLER: &str = "V13.0.88";
+
+/// Writes, or compares, the machine code of all collectives for compute capability 9.0, made of the committed PTX.
+fn machine_code(folder: &Path, check: bool) -> Outcome {
+    let ptxas = PathBuf::from(std::env::var_os("BEELINE_PTXAS").unwrap_or_else(|| "ptxas".into()));
+    match output(Command::new(&ptxas).arg("--version")) {
+        Ok(text) if text.contains(ASSEMBLER) => {}
+        Ok(_) | Err(_) if check => {
+            println!("SKIP ptxas");
+            return Ok(());
+        }
+        Ok(text) => return Err(format!("ptxas {ASSEMBLER} is needed, not {}", text.trim())),
+        Err(error) => return Err(format!("{error}; set BEELINE_PTXAS")),
+    }
+    let work = std::env::temp_dir().join(format!("beeline-sm_90-{}", std::process::id()));
+    let fail = |error: std::io::Error| format!("{}: {error}", work.display());
+    fs::create_dir_all(&work).map_err(fail)?;
+    fs::create_dir_all(folder.join("sm_90")).map_err(fail)?;
+    let mut different = Vec::new();
+    let reductions = TYPES.iter().flat_map(|(name, _)| {
+        OPERATORS.iter().map(move |operator| format!("{name}-{operator}").to_lowercase())
+    });
+    for module in std::iter::once("move".to_owned()).chain(reductions) {
+        // The same names for all, in a folder of their own: nothing of the place is in what comes out.
+        fs::copy(folder.join(format!("ptx/{module}.ptx")), work.join("kernel.ptx"))
+            .map_err(fail)?;
+        let mut assemble = Command::new(&ptxas);
+        output(assemble.current_dir(&work).args([
+            "-arch=sm_90",
+            "kernel.ptx",
+            "-o",
+            "kernel.cubin",
+        ]))?;
+        let mut pack = Command::new(ptxas.with_file_name("fatbinary"));
+        pack.current_dir(&work).args(["--create=kernel.fatbin", "--compress-all"]);
+        pack.args(["--compress-mode=size", "--image3=kind=elf,sm=90,file=kernel.cubin"]);
+        output(&mut pack)?;
+        let place = folder.join(format!("sm_90/{module}.fatbin"));
+        let made = fs::read(work.join("kernel.fatbin")).map_err(fail)?;
+        if !check {
+            fs::write(&place, made).map_err(fail)?;
+        } else if fs::read(&place).ok() != Some(made) {
+            different.push(module);
+        }
+    }
+    let _ = fs::remove_dir_all(&work);
+    if different.is_empty() {
+        return Ok(());
+    }
+    Err(format!("kernels/sm_90 is not what the PTX gives: {}", different.join(" ")))
 }
 
 /// Runs the kernels' own code on CPU threads against plain loops.

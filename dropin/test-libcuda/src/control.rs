@@ -11,7 +11,7 @@ use crate::state::{self, Driver, Kind, driver, lock};
 /// What is counted under `name`, or -1. Of the calling thread: `stack` (contexts pushed), `mode`
 /// (capture mode). Of the process: `contexts` (retained), `streams`, `events`, `memory`, `host`,
 /// `physical`, `modules`, `copies`, `pageable`, `capture` (0 none, 1 going on, 2 spoilt), `captured`
-/// (operations in one).
+/// (operations in one), `emulated` (1: the kernels of collectives are there).
 #[unsafe(no_mangle)]
 extern "C" fn beeline_test_cuda_counter(name: Text) -> i64 {
     let mut answer = -1;
@@ -32,6 +32,7 @@ fn count(driver: &Driver, name: &str) -> Option<i64> {
             let retained = driver.devices.iter().map(|it| it.retained.load(Ordering::Relaxed));
             Some(retained.map(i64::from).sum())
         }
+        "emulated" => Some(i64::from(crate::emulated::is_there())),
         "streams" => len(objects.streams.len()),
         "events" => len(objects.events.len()),
         "memory" => len(objects.memory.len()),

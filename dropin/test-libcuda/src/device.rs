@@ -180,6 +180,8 @@ fn described(error: i32) -> Option<(&'static std::ffi::CStr, &'static std::ffi::
         100 => (c"CUDA_ERROR_NO_DEVICE", c"no CUDA-capable device is detected"),
         101 => (c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
         201 => (c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context"),
+        217 => (c"CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", c"peer access is not supported"),
+        704 => (c"CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", c"peer access is already enabled"),
         218 => (c"CUDA_ERROR_INVALID_PTX", c"a PTX JIT compilation failed"),
         400 => (c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
         500 => (c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),

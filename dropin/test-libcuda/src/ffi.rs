@@ -18,6 +18,8 @@ impl Cu {
     pub(crate) const INVALID_HANDLE: Self = Self(400);
     pub(crate) const NOT_FOUND: Self = Self(500);
     pub(crate) const NOT_READY: Self = Self(600);
+    pub(crate) const PEER_ACCESS_UNSUPPORTED: Self = Self(217);
+    pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Self = Self(704);
     pub(crate) const ALREADY_REGISTERED: Self = Self(712);
     pub(crate) const NOT_REGISTERED: Self = Self(713);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
@@ -76,6 +78,10 @@ impl<T> Out<T> {
 pub(crate) struct In<T>(*const T);
 
 impl<T: Copy> In<T> {
+    pub(crate) const fn new(place: *const T) -> Self {
+        Self(place)
+    }
+
     pub(crate) fn at(&self, index: usize) -> Result<T, Cu> {
         if self.0.is_null() {
             return Err(Cu::INVALID_VALUE);

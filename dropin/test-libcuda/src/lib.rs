@@ -20,15 +20,21 @@
 //! | `BEELINE_TEST_CUDA_MIG` | 1: the devices are MIG instances of one GPU |
 //! | `BEELINE_TEST_CUDA_LOSE_AFTER_COPIES` | device 0 is lost after so many copies |
 //! | `BEELINE_TEST_CUDA_LOST` | what a lost device answers, 999 |
+//! | `BEELINE_TEST_CUDA_ATOMICS` | 1: devices have native atomics between them |
 //! | `CUDA_VISIBLE_DEVICES` | as the driver reads it: ordinals or whole UUIDs |
+//!
+//! Kernels of collectives, whose PTX is committed, are run by the CPU from the source that it was compiled from, where the
+//! library was built with a C++ compiler.
 //!
 //! The module `control` has functions of its own by which a test looks behind the driver.
 
 mod control;
 mod device;
+mod emulated;
 mod ffi;
 mod memory;
 mod module;
+mod peers;
 mod proc_address;
 mod settings;
 mod state;

@@ -217,7 +217,7 @@ fn free(driver: &Driver, ptr: u64) -> Result<(), Cu> {
             objects.memory.remove(&ptr);
             Ok(())
         }
-        Some(Kind::Virtual) | None => Err(Cu::INVALID_VALUE),
+        Some(Kind::Virtual | Kind::Ipc) | None => Err(Cu::INVALID_VALUE),
     }
 }
 
@@ -271,7 +271,7 @@ fn pointer_attribute(driver: &Driver, name: i32, place: *mut c_void, ptr: u64) -
     let device = memory.map_or(0, |(known, _)| known.device);
     match name {
         1 => {
-            let owned = matches!(kind, Some(Kind::Plain | Kind::Managed));
+            let owned = matches!(kind, Some(Kind::Plain | Kind::Managed | Kind::Ipc));
             write(place, if owned { handle_of(device) } else { std::ptr::null_mut() })
         }
         2 => write(place, if memory.is_some() { 2_u32 } else { u32::from(host.is_some()) }),

@@ -1,13 +1,31 @@
-//! Modules: the entries of a PTX text, run as the simulated device's kernels of the same name.
+//! Modules: the entries of a PTX text, run as the simulated device's kernels of the same name, or (those of
+//! collectives) by the CPU from the source that the text was compiled from.
 
 use std::ffi::c_void;
 
 use beeline::gpu::KernelArg;
 use beeline::gpu::sim::KERNELS;
 
+use crate::emulated::{self, Entry};
 use crate::ffi::{Cu, In, Out, Text, export, read, write_text};
 use crate::memory::words;
 use crate::state::driver;
+
+/// A module that was loaded.
+pub(crate) struct Module {
+    entries: Vec<String>,
+    /// Which of the committed ones it is.
+    name: Option<&'static str>,
+}
+
+/// What a function handle stands for.
+#[derive(Clone)]
+pub(crate) enum Function {
+    /// A kernel of the simulated device.
+    Named(String),
+    /// One that the CPU runs.
+    Emulated(Entry),
+}
 
 const JIT_ERROR_LOG_BUFFER: i32 = 5;
 const JIT_ERROR_LOG_BUFFER_SIZE_BYTES: i32 = 6;
@@ -35,7 +53,8 @@ export! {
         let name = |line: &str| Some(line.split_once(".entry ")?.1.split('(').next()?.to_owned());
         let entries = text.lines().filter(|line| !line.starts_with("//")).filter_map(name);
         let handle = driver.handle();
-        driver.objects().modules.insert(handle, entries.collect());
+        let made = Module { entries: entries.collect(), name: emulated::module(&text) };
+        driver.objects().modules.insert(handle, made);
         module.set(handle)
     }
 
@@ -48,11 +67,17 @@ export! {
         driver.current()?;
         let name = name.read()?;
         let mut objects = driver.objects();
-        let entries = objects.modules.get(&module).ok_or(Cu::INVALID_HANDLE)?;
+        let loaded = objects.modules.get(&module).ok_or(Cu::INVALID_HANDLE)?;
+        if !loaded.entries.contains(&name) { return Err(Cu::NOT_FOUND); }
+        let emulated = loaded.name.and_then(|module| Entry::find(module, &name));
         let known = KERNELS.iter().any(|(known, _)| *known == name);
-        if !known || !entries.contains(&name) { return Err(Cu::NOT_FOUND); }
+        let found = match emulated {
+            Some(entry) => Function::Emulated(entry),
+            None if known => Function::Named(name),
+            None => return Err(Cu::NOT_FOUND),
+        };
         let handle = driver.handle();
-        objects.functions.insert(handle, name);
+        objects.functions.insert(handle, found);
         function.set(handle)
     }
 
@@ -67,8 +92,15 @@ export! {
         if threads == 0 || !flat || shared > 48 << 10 || block_x > 1024 || !extra.is_null() {
             return Err(Cu::INVALID_VALUE);
         }
-        let name = driver.objects().functions.get(&function).cloned();
-        let name = name.ok_or(Cu::INVALID_HANDLE)?;
+        let found = driver.objects().functions.get(&function).cloned();
+        let name = match found.ok_or(Cu::INVALID_HANDLE)? {
+            Function::Named(name) => name,
+            Function::Emulated(entry) => {
+                let arguments = entry.arguments(&params)?;
+                let queued = entry.launch(arguments, (grid_x, block_x), &stream);
+                return queued.map_err(|error| driver.code(index, &error));
+            }
+        };
         let mut args = vec![KernelArg::Buffer(words(driver, &params, 0)?)];
         match name.as_str() {
             "add_u32" => args.push(KernelArg::Buffer(words(driver, &params, 2)?)),

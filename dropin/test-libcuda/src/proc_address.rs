@@ -6,6 +6,7 @@ use crate::device::*;
 use crate::ffi::{Cu, Out, Text, export};
 use crate::memory::*;
 use crate::module::*;
+use crate::peers::*;
 use crate::settings::{Proc, Settings};
 use crate::stream::*;
 
@@ -88,6 +89,13 @@ functions! {
     "cuEventDestroy" 4000 cuEventDestroy_v2;
     "cuEventQuery" 2000 cuEventQuery;
     "cuEventRecord" 2000 cuEventRecord;
+    "cuDeviceGetP2PAttribute" 8000 cuDeviceGetP2PAttribute;
+    "cuCtxEnablePeerAccess" 4000 cuCtxEnablePeerAccess;
+    "cuIpcGetMemHandle" 4010 cuIpcGetMemHandle;
+    "cuIpcOpenMemHandle" 11000 cuIpcOpenMemHandle_v2;
+    "cuIpcCloseMemHandle" 4010 cuIpcCloseMemHandle;
+    "cuMemExportToShareableHandle" 10020 cuMemExportToShareableHandle;
+    "cuMemImportFromShareableHandle" 10020 cuMemImportFromShareableHandle;
     "cuModuleLoadDataEx" 2010 cuModuleLoadDataEx;
     "cuModuleUnload" 2000 cuModuleUnload;
     "cuModuleGetFunction" 2000 cuModuleGetFunction;

@@ -1,7 +1,7 @@
 //! The devices, and everything that was given out.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -11,6 +11,7 @@ use beeline::gpu::sim::{Effect, Site};
 use beeline::gpu::{Buffer, Event, Gpu, PinnedMem, Stream};
 
 use crate::ffi::Cu;
+use crate::module::{Function, Module};
 use crate::settings::Settings;
 
 /// What capture mode a thread starts with (`CU_STREAM_CAPTURE_MODE_GLOBAL`), and the relaxed one.
@@ -48,9 +49,13 @@ pub(crate) struct Objects {
     pub(crate) events: HashMap<u64, (usize, Option<Event>)>,
     /// What `cuStreamQuery` waits to see, by stream.
     pub(crate) asked: HashMap<u64, Event>,
-    pub(crate) modules: HashMap<u64, Vec<String>>,
-    pub(crate) functions: HashMap<u64, String>,
+    pub(crate) modules: HashMap<u64, Module>,
+    pub(crate) functions: HashMap<u64, Function>,
     pub(crate) physical: HashMap<u64, Physical>,
+    /// What other processes may ask for, by the number of its handle.
+    pub(crate) exported: HashMap<u64, Buffer>,
+    /// Which device may access which.
+    pub(crate) peers: HashSet<(usize, usize)>,
 }
 
 #[derive(Clone)]
@@ -65,6 +70,8 @@ pub(crate) enum Kind {
     Plain,
     Pool,
     Managed,
+    /// Of another process.
+    Ipc,
     /// Reserved addresses with this handle mapped.
     Virtual,
 }

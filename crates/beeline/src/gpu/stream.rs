@@ -220,6 +220,20 @@ impl Stream {
         self.push(Command::Launch { name, args })
     }
 
+    /// Has the thread of a simulated stream run `work` when its turn comes, in the place of a kernel that the simulated
+    /// device does not know. Whatever is queued next waits for it; a failure is the stream's.
+    ///
+    /// # Errors
+    /// `is_refused` on a CUDA device; the stream's earlier failure.
+    pub fn launch_on_cpu(&self, work: impl Fn() -> Result<()> + Send + 'static) -> Result<()> {
+        match &self.inner {
+            Inner::Sim(stream) => stream.push(Op::Call(Box::new(work))),
+            Inner::Cuda(_) => {
+                Err(Error::refused(format!("{} runs kernels, not functions", self.gpu.id())))
+            }
+        }
+    }
+
     /// Allocates `len` bytes in stream order: on CUDA from the device's pool, without waiting for the
     /// device and, where the pool still holds pages, without the driver's cost of new ones. What is
     /// queued in this stream from here on may use them; another stream first waits for an event

@@ -22,11 +22,28 @@ const ORPHAN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// One operation.
 pub(crate) enum Op {
-    Copy { dst: Place, src: Place, len: u64 },
-    Fill { dst: Place, len: u64, value: u8 },
-    WriteValue { dst: Place, value: u32 },
-    WaitValue { src: Place, value: u32, compare: Compare },
+    Copy {
+        dst: Place,
+        src: Place,
+        len: u64,
+    },
+    Fill {
+        dst: Place,
+        len: u64,
+        value: u8,
+    },
+    WriteValue {
+        dst: Place,
+        value: u32,
+    },
+    WaitValue {
+        src: Place,
+        value: u32,
+        compare: Compare,
+    },
     Kernel(Kernel),
+    /// Work of the embedder's.
+    Call(Box<dyn Fn() -> Result<()> + Send>),
     Record(Event),
     WaitEvent(Event),
 }
@@ -207,6 +224,10 @@ impl Shared {
             Op::Kernel(kernel) => {
                 self.device.faults().hit(Site::Kernel)?;
                 kernel.run()
+            }
+            Op::Call(work) => {
+                self.device.faults().hit(Site::Kernel)?;
+                work()
             }
             Op::WaitEvent(event) => self.poll("an event", || event.is_done()),
             Op::Record(event) => {
