@@ -190,6 +190,11 @@ pub(crate) fn comm_staged() -> bool {
     text("BEELINE_COMM_PATH").is_some_and(|path| path == "staged")
 }
 
+/// What `BEELINE_LOG` says, else `NCCL_DEBUG`: how much a `libnccl.so.2` tells.
+pub fn comm_log() -> Option<String> {
+    text("BEELINE_LOG").or_else(|| text("NCCL_DEBUG")).filter(|level| !level.is_empty())
+}
+
 /// Bytes of shared memory of a rank on the staged path.
 pub(crate) fn comm_chunk_bytes() -> Option<u64> {
     number("BEELINE_COMM_CHUNK_BYTES")
@@ -223,11 +228,13 @@ pub struct CufileConfig {
     pub log: Option<String>,
     /// Where statistics are left for `beeline cufile stats`.
     pub stats_folder: Option<PathBuf>,
+    /// What `CUDA_DEVICE_MAX_CONNECTIONS` says: the hardware queues that all streams of a device share.
+    pub connections: Option<u64>,
 }
 
 impl CufileConfig {
     /// Reads `CUFILE_*`, `BEELINE_LOG`, `BEELINE_CUFILE_WAIT` (`driver`, `word`, `event`),
-    /// `BEELINE_CUFILE_VERSION` and `BEELINE_CUFILE_STATS` (a folder).
+    /// `BEELINE_CUFILE_VERSION` and `BEELINE_CUFILE_STATS` (a folder); of the driver's, `CUDA_DEVICE_MAX_CONNECTIONS`.
     pub fn from_env() -> Self {
         let all = std::env::vars_os().filter_map(|(name, value)| {
             let name = name.into_string().ok().filter(|name| name.starts_with("CUFILE_"))?;
@@ -246,6 +253,7 @@ impl CufileConfig {
             version: number("BEELINE_CUFILE_VERSION").and_then(|n| u32::try_from(n).ok()),
             log: text("BEELINE_LOG"),
             stats_folder: path("BEELINE_CUFILE_STATS"),
+            connections: number("CUDA_DEVICE_MAX_CONNECTIONS"),
         }
     }
 }

@@ -10,9 +10,9 @@
 //! Latency: half a round trip of small WRITEs whose target is polled, the median of one run; beside it a
 //! UDP ping of the same datagram size and a TCP ping; and beside the local link what the machine itself
 //! takes to carry one cache line, and four, from one core to the other. The two threads of a ping stay on two
-//! cores (`--cores`, else the first two that are not one core's threads), for all cases the same. What the
-//! NIC itself takes of it shows between two that are joined in memory ("over a pair"). Where several packets
-//! go to the kernel as one piece (`UDP_SEGMENT`), a case without, and a bare loop with, stand beside.
+//! cores (`--cores`, else the first two that are not one core's threads), for all cases the same. What the NIC
+//! itself takes of it shows between two that are joined in memory ("over a pair"). Where several packets go to the
+//! kernel as one piece (`UDP_SEGMENT`), a case without, and a bare loop with, stand beside.
 //!
 //! Every case is run `--runs` times, in turns and in alternating order (A B B A ...), so that a slow moment
 //! of the machine, and what a case leaves behind, meet all of them. What stands there is the median of the

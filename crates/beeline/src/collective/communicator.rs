@@ -12,9 +12,10 @@ use super::control::Control;
 use super::executor::{Batch, Executor, Factor, Gathered, Place, Posted, Settings, Setup, Tail};
 use super::group;
 use super::id::{UNIQUE_ID_BYTES, UniqueId};
+use super::watch;
 use crate::config::LaunchConfig;
 use crate::core::collective::plan::{Link, Planned, Ranks, plan};
-use crate::core::collective::{Call, Collective, DataType, RedOp};
+use crate::core::collective::{Announcement, Call, Collective, DataType, RedOp};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Buffer, Event, Gpu, Stream};
 use crate::lock;
@@ -113,6 +114,7 @@ impl Communicator {
         let control = Arc::new(Control::join(rank, &files)?);
         // Processes are looked up once all have written theirs.
         exchange.all_gather(&[], &[], deadline)?;
+        control.note_processes();
         let executor = Executor::join(&mut Setup {
             gpu: gpu.clone(),
             rank,
@@ -125,6 +127,9 @@ impl Communicator {
         })?;
         // Nobody makes a call before everybody is ready for it.
         exchange.all_gather(&[], &[], deadline)?;
+        if !executor.is_staged() && ranks > 1 {
+            watch::over(&control)?;
+        }
         let counts = vec![0; ranks as usize];
         Ok(Self {
             inner: Arc::new(Inner {
@@ -504,7 +509,12 @@ impl Inner {
         for (mut posted, stream) in collectives {
             queue.turn_to(&stream)?;
             posted.sequence = queue.collectives + 1;
+            let announcement = Announcement { sequence: posted.sequence, call: posted.call };
             executor.enqueue(&Batch::Collective(posted), &stream)?;
+            // Kernels tell each other what they do; this is for people who ask what a rank did last.
+            if !self.staged {
+                self.control.announce(&announcement);
+            }
             queue.collectives += 1;
         }
         let Some(stream) = transfers.first().map(|(_, stream)| Arc::clone(stream)) else {
@@ -516,7 +526,11 @@ impl Inner {
             return Ok(());
         }
         queue.turn_to(&stream)?;
-        queue.transfers(executor, moves, &stream)
+        let last = queue.transfers(executor, moves, &stream)?;
+        if let (false, Some(last)) = (self.staged, last) {
+            self.control.announce_transfer(&last);
+        }
+        Ok(())
     }
 
     /// After the last call of a group, or a call outside of any: from here on the stream may be destroyed.
@@ -586,7 +600,7 @@ impl Queue {
         executor: &mut Executor,
         all: Vec<(Posted, Arc<Stream>)>,
         stream: &Arc<Stream>,
-    ) -> Result<()> {
+    ) -> Result<Option<Announcement>> {
         let mut others: Vec<Arc<Stream>> = Vec::new();
         for (_, other) in &all {
             if !Arc::ptr_eq(other, stream) && !others.iter().any(|known| Arc::ptr_eq(known, other))
@@ -606,6 +620,8 @@ impl Queue {
             }
             batch.push(posted);
         }
+        let last = batch.last();
+        let last = last.map(|one| Announcement { sequence: one.sequence, call: one.call });
         executor.enqueue(&Batch::Transfers(batch), stream)?;
         (self.sends, self.receives) = (sends, receives);
         if !others.is_empty() {
@@ -616,7 +632,7 @@ impl Queue {
                 other.record().map(drop)
             })?;
         }
-        Ok(())
+        Ok(last)
     }
 }
 

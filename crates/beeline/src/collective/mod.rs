@@ -44,6 +44,7 @@ mod greeters;
 mod group;
 mod id;
 mod secret;
+mod watch;
 mod wire;
 
 pub use communicator::Communicator;

@@ -12,7 +12,7 @@ mod launch;
 mod report;
 mod verify;
 
-pub(in crate::collective) use report::{REPORT_OFFSET, failure};
+pub(in crate::collective) use report::{REPORT_OFFSET, WAITING_OFFSET, failure, failure_of_others};
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

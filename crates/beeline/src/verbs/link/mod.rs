@@ -11,7 +11,7 @@ mod udp;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 
 use beeline_core::rc::Transmit;
@@ -25,7 +25,7 @@ pub(super) use pcap::Pcap;
 pub use segments::{NoSegmentation, Segmentation};
 pub(super) use udp::UdpLink;
 
-use super::peer::Peer;
+use super::peer::PeerLock;
 
 /// Datagrams that are moved before anything else gets a turn.
 pub(super) const BATCH: usize = beeline_sys::net::BATCH_MAX;
@@ -45,6 +45,8 @@ pub enum LinkKind {
     /// Two processes of one host, joined by memory they share; the payload of shareable memory moves
     /// straight from the one's to the other's.
     Local,
+    /// None of ours: a NIC of the kernel's sends and receives.
+    Kernel,
 }
 
 /// A link and what stands around it.
@@ -83,7 +85,7 @@ impl Link {
     }
 
     /// The process at the other end, where memory is shared with one.
-    pub(super) fn peer(&self) -> Option<Arc<Mutex<Peer>>> {
+    pub(super) fn peer(&self) -> Option<Arc<PeerLock>> {
         match self {
             Self::Local(link) => Some(link.peer()),
             Self::Fault(link) => link.inner.peer(),
@@ -148,6 +150,20 @@ impl Link {
             Self::Fault(link) => link.inner.has_word(),
             Self::Udp(_) | Self::Pair(_) => false,
         }
+    }
+
+    /// Whether packets have arrived, since the last call, that name memory of the peer.
+    pub(super) fn take_unsettled(&mut self) -> bool {
+        match self {
+            Self::Local(link) => link.take_unsettled(),
+            Self::Fault(link) => link.inner.take_unsettled(),
+            Self::Udp(_) | Self::Pair(_) => false,
+        }
+    }
+
+    /// Whether it is known, without asking anybody, that nothing has arrived.
+    pub(super) fn is_quiet(&self) -> bool {
+        matches!(self, Self::Local(link) if link.is_quiet())
     }
 
     /// Tells the link that a thread is about to wait for [`fd`](Self::fd), or has waited. Answers
