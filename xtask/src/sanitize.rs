@@ -76,12 +76,12 @@ impl Sanitizer {
         }
         command.args(["--target", TARGET, "-p", package, "--lib", "--"]);
         command
-            .args(["--test-threads", "2"])
+            .args(["--test-threads", "1"])
             .args(Some(filter).filter(|filter| !filter.is_empty()));
         let flags = format!("-Zsanitizer={} --cfg=rustix_use_libc", self.name);
         command.env("RUSTFLAGS", flags);
         command.env("CARGO_TARGET_DIR", target.join(format!("sanitize-{}", self.name)));
-        // Everything is several times as slow.
+        // Everything is several times as slow: one test at a time, or a busy machine runs into time limits.
         command.env(variable, value).env("BEELINE_SOAK", "40");
         crate::run(&mut command)
     }

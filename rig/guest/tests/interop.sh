@@ -109,4 +109,4 @@ for loss in $losses; do
   done
 done
 cat /tmp/soft4.log
-cat /tmp/soft4c.log
+cat /tmp/soft4c.log /tmp/soft6.log

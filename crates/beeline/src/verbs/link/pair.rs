@@ -61,8 +61,8 @@ impl PairLink {
         let mut queue = lock(&self.inbound.queue);
         let count = queue.len().min(BATCH);
         arrivals.extend(queue.drain(..count));
-        if queue.is_empty() {
-            // Under the lock, so no wake-up of a later send is taken.
+        if count > 0 && queue.is_empty() {
+            // Under the lock, so no wake-up of a later send is taken; without datagrams there is none.
             let _ = rustix::io::read(&self.inbound.ready, &mut [0; 8]);
         }
     }
