@@ -51,6 +51,27 @@ DEVICE u64 low(Quad v) { return (u64)v.x | (u64)v.y << 32; }
 DEVICE u64 high(Quad v) { return (u64)v.z | (u64)v.w << 32; }
 DEVICE u64 smaller(u64 a, u64 b) { return a < b ? a : b; }
 
+// The caller's memory to the caller's memory.
+DEVICE void copy_own(u64 to, u64 from, u64 bytes, u32 t, u32 threads) {
+    u64 i = t, whole = bytes / 16;
+    if (to % 16 == 0 && from % 16 == 0) {
+#pragma unroll 1
+        for (; i + 3 * (u64)threads < whole; i += 4 * (u64)threads) {
+            Quad v[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) v[k] = load<Quad>(from + (i + k * threads) * 16);
+#pragma unroll
+            for (int k = 0; k < 4; k++) store(to + (i + k * threads) * 16, v[k]);
+        }
+    }
+#pragma unroll 1
+    for (; i * 16 < bytes; i += threads) store16(to + i * 16, bytes - i * 16, load16(from + i * 16, bytes - i * 16));
+}
+
+// Words of a block that its threads wait for.
+DEVICE void set(u32 &word, u32 value) { *(volatile u32 *)&word = value; }
+DEVICE u32 read(const u32 &word) { return *(const volatile u32 *)&word; }
+
 // The words of this thread's peer (thread p asks for rank p).
 DEVICE u64 word_to(const MoveArgs &a) { return thread_index() < a.comm.ranks ? a.parts[thread_index()].send_word : 0; }
 DEVICE u64 word_from(const MoveArgs &a) { return thread_index() < a.comm.ranks ? a.parts[thread_index()].recv_word : 0; }

@@ -39,6 +39,11 @@ DEVICE Quad load_packet(u64 at) {
                  : "memory");
     return v;
 }
+// 16 bytes of a line of 128, of which a warp stores and loads four by one instruction; `flag`: the last of a line's.
+DEVICE void store_line(u64 at, Quad v, bool) { store_packet(at, v); }
+DEVICE Quad load_line(u64 at, bool) { return load_packet(at); }
+// Whether it holds for every thread of the warp; all of them come.
+DEVICE bool warp_all(bool v) { return __all_sync(0xffffffffu, v); }
 // 16 bytes of data that another device writes or reads: ordered by flags, never kept in L1.
 DEVICE Quad load_shared16(u64 at) {
     Quad v;

@@ -1,14 +1,17 @@
-// The kernels on CPU threads: one thread for each of the device's, barriers that count, words that are
-// atomic. For tests of the protocols; see ../emulate. With BEELINE_FIBERS the threads of a block are fibers of one
-// CPU thread: then every loop on somebody else's word has to call `relax`.
+// The kernels on CPU threads: one for each warp, whose threads take turns on it wherever one waits; barriers that
+// count, words that are atomic. For tests of the protocols; see ../emulate. With BEELINE_FIBERS all threads of a block are
+// fibers of one CPU thread. Either way every loop on somebody else's word has to call `relax`.
 #pragma once
 #include <atomic>
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <cstring>
+#include <functional>
 #include <mutex>
 #include <thread>
+#include <ucontext.h>
+#include <vector>
 
 #define DEVICE inline
 #define OUTLINE inline
@@ -38,9 +41,77 @@ struct HostBlock {
 };
 inline thread_local u32 host_thread, host_threads, host_block_index;
 inline thread_local HostBlock *host_block;
-inline void barrier(u32 id, u32 threads) { host_block->barriers[id].wait(threads); }
-inline void warp_barrier() { host_block->barriers[15].wait(32); }
-inline void relax() { std::this_thread::yield(); }
+// A warp: its threads have stacks of their own, and go on one after the other on the thread of the CPU that they share.
+struct HostWarp {
+    struct Lane {
+        ucontext_t at;
+        std::vector<char> stack;
+        u32 votes;
+        bool over;
+    };
+    Lane lanes[32];
+    ucontext_t home;
+    std::function<void()> body;
+    u32 first, arrived[17], round[17], against[2];
+
+    static HostWarp *&here() {
+        static thread_local HostWarp *warp;
+        return warp;
+    }
+    static void start() {
+        HostWarp &warp = *here();
+        warp.body();
+        Lane &lane = warp.lanes[host_thread % 32];
+        lane.over = true;
+        swapcontext(&lane.at, &warp.home);
+    }
+    void run(u32 thread, std::function<void()> what) {
+        here() = this, first = thread, body = std::move(what);
+        for (Lane &lane : lanes) {
+            lane.stack.resize(1 << 17), lane.votes = 0, lane.over = false;
+            getcontext(&lane.at);
+            lane.at.uc_stack.ss_sp = lane.stack.data(), lane.at.uc_stack.ss_size = lane.stack.size(), lane.at.uc_link = nullptr;
+            makecontext(&lane.at, &HostWarp::start, 0);
+        }
+        for (u32 left = 32; left > 0;) {
+            for (u32 l = 0; l < 32; l++) {
+                if (lanes[l].over) continue;
+                host_thread = first + l;
+                swapcontext(&home, &lanes[l].at);
+                left -= lanes[l].over;
+            }
+            std::this_thread::yield();
+        }
+    }
+    void turn() { swapcontext(&lanes[host_thread % 32].at, &home); }
+    // The last thread that comes goes on for all to `beyond`, where other warps are.
+    template <class F>
+    void meet(u32 id, F beyond) {
+        u32 mine = round[id];
+        if (++arrived[id] == 32) {
+            beyond();
+            arrived[id] = 0, round[id]++;
+        } else {
+            while (round[id] == mine) turn();
+        }
+    }
+};
+inline void barrier(u32 id, u32 threads) {
+    HostWarp::here()->meet(id, [&] { host_block->barriers[id].wait(threads / 32); });
+}
+inline void warp_barrier() { HostWarp::here()->meet(16, [] {}); }
+inline bool warp_all(bool v) {
+    HostWarp &warp = *HostWarp::here();
+    u32 &against = warp.against[warp.lanes[host_thread % 32].votes++ % 2];
+    against |= !v;
+    warp_barrier();
+    bool all = against == 0;
+    warp_barrier();
+    // Used again by the next vote but one, which nobody comes to before the next one is over.
+    against = 0;
+    return all;
+}
+inline void relax() { HostWarp::here()->turn(); }
 #endif
 // Faults: a mutation of the protocol that a test must notice.
 inline std::atomic<int> host_fault{0};
@@ -72,6 +143,21 @@ inline u32 swap_if_zero(u64 at, u32 v) {
     return old;
 }
 inline u64 now_ns() { return (u64)std::chrono::steady_clock::now().time_since_epoch().count(); }
+// The flag of a line goes last and is looked at first.
+inline void store_line(u64 at, Quad v, bool flag) {
+    if (!flag) store_packet(at, v);
+    warp_barrier();
+    if (!flag) return;
+    host_word<u64>(at).store((u64)v.x | (u64)v.y << 32, std::memory_order_relaxed);
+    if (host_fault == 1) std::this_thread::yield();
+    host_word<u64>(at + 8).store((u64)v.z | (u64)v.w << 32, std::memory_order_release);
+}
+inline Quad load_line(u64 at, bool flag) {
+    u64 last = flag ? host_word<u64>(at + 8).load(std::memory_order_acquire) : 0;
+    warp_barrier();
+    Quad v = load_packet(at);
+    return flag ? Quad{v.x, v.y, (u32)last, (u32)(last >> 32)} : v;
+}
 inline u32 thread_index() { return host_thread; }
 inline u32 block_threads() { return host_threads; }
 inline u32 block_index() { return host_block_index; }

@@ -66,9 +66,6 @@ DEVICE void push_begin(const Comm &c, PushShared &s, u32 headers_to, u32 headers
     barrier(0, block_threads());
 }
 
-DEVICE void set(u32 &word, u32 value) { *(volatile u32 *)&word = value; }
-DEVICE u32 read(const u32 &word) { return *(const volatile u32 *)&word; }
-
 // Copies a chunk by `threads` threads, of which this is `t`. `SHARED_TO`: into another device's window.
 template <bool SHARED_TO, class F>
 DEVICE void copy_chunk(u64 to, u64 from, u64 bytes, u32 t, u32 threads, F change) {
@@ -99,23 +96,6 @@ DEVICE void copy_chunk(u64 to, u64 from, u64 bytes, u32 t, u32 threads, F change
         else
             store16(to + i * 16, left, load_shared16(from + i * 16));
     }
-}
-
-// The caller's memory to the caller's memory.
-DEVICE void copy_own(u64 to, u64 from, u64 bytes, u32 t, u32 threads) {
-    u64 i = t, whole = bytes / 16;
-    if (to % 16 == 0 && from % 16 == 0) {
-#pragma unroll 1
-        for (; i + 3 * (u64)threads < whole; i += 4 * (u64)threads) {
-            Quad v[4];
-#pragma unroll
-            for (int k = 0; k < 4; k++) v[k] = load<Quad>(from + (i + k * threads) * 16);
-#pragma unroll
-            for (int k = 0; k < 4; k++) store(to + (i + k * threads) * 16, v[k]);
-        }
-    }
-#pragma unroll 1
-    for (; i * 16 < bytes; i += threads) store16(to + i * 16, bytes - i * 16, load16(from + i * 16, bytes - i * 16));
 }
 
 DEVICE u32 sender_threads() { return block_threads() > 2 * BEELINE_SENDERS ? BEELINE_SENDERS : block_threads() / 2; }

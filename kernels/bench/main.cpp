@@ -1,6 +1,6 @@
 // The kernels on real devices, without the library around them: every type and operator against a plain
 // loop on the CPU, then times. Loads the committed PTX through the driver. One process, one thread, rank r on
-// device r. Usage: kernels-bench FOLDER_OF_PTX [check] [faults] [times]
+// device r. Usage: kernels-bench FOLDER_OF_PTX [check] [faults] [times] [slots] [some]
 #define BEELINE_HOST
 #include "../beeline/types.cuh"
 #include "../beeline/layout.cuh"
@@ -35,15 +35,19 @@ struct Rank {
     Report *report;
     u32 *abort;
 } g[N];
-static u64 push_at, window_bytes;
+static u64 push_at, line_at, ce_at, window_bytes;
 static u32 chunk = 65536;
+// As crates/beeline-sys/src/cuda/collective.rs has them for two ranks.
+static const u32 LINE_SPAN = 137 * 480, LINE_BLOCK = 8 * 480, LINE_THREADS = 544;
+enum Way { LL, LINE, PUSH };
+static const char *WAY[] = {"ll", "line", "push"};
 static std::string ptx_folder;
 
 struct Kernels {
     CUmodule module[N];
-    CUfunction ll[N], push[N];
+    CUfunction function[3][N];
     double load_ms = 0;
-    Kernels(const std::string &name, const char *ll_name, const char *push_name) {
+    Kernels(const std::string &name, const std::string &kind) {
         FILE *f = fopen((ptx_folder + "/" + name + ".ptx").c_str(), "rb");
         if (!f) { printf("no %s\n", name.c_str()); _exit(1); }
         std::vector<char> text(1 << 20);
@@ -53,8 +57,7 @@ struct Kernels {
         for (u32 r = 0; r < N; r++) {
             CK(cuCtxSetCurrent(g[r].ctx));
             CK(cuModuleLoadData(&module[r], text.data()));
-            CK(cuModuleGetFunction(&ll[r], module[r], ll_name));
-            CK(cuModuleGetFunction(&push[r], module[r], push_name));
+            for (int way : {LL, LINE, PUSH}) CK(cuModuleGetFunction(&function[way][r], module[r], ("bl_" + std::string(WAY[way]) + "_" + kind).c_str()));
         }
         load_ms = (now() - t) * 1e3;
     }
@@ -70,12 +73,13 @@ static Comm comm(u32 r, u64 call, u64 timeout_ms = 5000) {
     CK(cuCtxSetCurrent(g[r].ctx));
     CK(cuMemHostGetDevicePointer(&d, g[r].report, 0)), c.report = d;
     CK(cuMemHostGetDevicePointer(&d, g[r].abort, 0)), c.abort = d;
-    c.timeout_ns = timeout_ms * 1000000, c.call = call, c.push_at = push_at, c.chunk = chunk, c.rank = r, c.ranks = N, c.ll_blocks = LL_BLOCKS_MAX;
+    c.timeout_ns = timeout_ms * 1000000, c.call = call, c.push_at = push_at, c.chunk = chunk, c.rank = r, c.ranks = N, c.ll_blocks = LL_BLOCKS_MAX, c.line_at = line_at, c.line_span = LINE_SPAN;
     return c;
 }
 static u32 shift_of(u64 bytes) { return bytes <= LL_BLOCKS_MAX * 4096ull ? 12 : 13; }
 static const u64 LL_MAX = (u64)LL_BLOCKS_MAX * LL_SPAN_MAX;
 static u32 push_threads = 1024;
+static u64 way_max(Way way) { return way == LL ? LL_MAX : way == LINE ? (u64)LINE_SPAN * LL_BLOCKS_MAX : ~0ull; }
 
 static void launch(CUfunction f, CUstream s, u32 blocks, u32 threads, void *args) {
     void *params[] = {args};
@@ -83,13 +87,15 @@ static void launch(CUfunction f, CUstream s, u32 blocks, u32 threads, void *args
 }
 // `most` is the largest part's bytes.
 template <class A>
-static void run(const Kernels &k, u32 r, A &a, u64 most, bool push) {
+static void run(const Kernels &k, u32 r, A &a, u64 most, Way way) {
     CK(cuCtxSetCurrent(g[r].ctx));
-    if (push) {
-        launch(k.push[r], g[r].stream, (u32)std::min<u64>(PUSH_BLOCKS, std::max<u64>(1, (most + 15) / 16)), push_threads, &a);
+    if (way == PUSH) {
+        launch(k.function[PUSH][r], g[r].stream, (u32)std::min<u64>(PUSH_BLOCKS, std::max<u64>(1, (most + 15) / 16)), push_threads, &a);
+    } else if (way == LINE) {
+        launch(k.function[LINE][r], g[r].stream, (u32)std::min<u64>(LL_BLOCKS_MAX, (most + LINE_BLOCK - 1) / LINE_BLOCK), LINE_THREADS, &a);
     } else {
         u64 span = 1ull << shift_of(most), packets = (std::min(most, span) + 7) / 8;
-        launch(k.ll[r], g[r].stream, (u32)((most + span - 1) / span), (u32)std::min<u64>(512, (packets + 31) / 32 * 32) + 32, &a);
+        launch(k.function[LL][r], g[r].stream, (u32)((most + span - 1) / span), (u32)std::min<u64>(512, (packets + 31) / 32 * 32) + 32, &a);
     }
 }
 static void finish() {
@@ -130,12 +136,12 @@ static ReduceArgs reduce_args(u32 r, Kind kind, u64 in, u64 out, u64 bytes, Weig
 template <class T, int OP>
 static void check_type(const char *file, Weigh special = {}) {
     typedef typename T::Bits B;
-    Kernels k(file, "bl_ll_reduce", "bl_push_reduce");
+    Kernels k(file, "reduce");
     u64 counts[] = {1, 3, 31, 1000, 4097, 65539, 1000003};
     int cases = 0, bad = 0;
     for (Kind kind : {ALL_REDUCE, REDUCE_SCATTER, REDUCE})
         for (u64 count : counts)
-            for (bool push : {false, true})
+            for (Way way : {LL, LINE, PUSH})
                 for (u32 off : {0u, 1u})
                     for (bool in_place : {false, true})
                         for (int weigh = 0; weigh < (OP == SUM ? 3 : 1); weigh++) {
@@ -143,7 +149,7 @@ static void check_type(const char *file, Weigh special = {}) {
                             if ((weigh || off) && count > 70000) continue;
                             if (weigh == 2 && !w.multiply) continue;
                             u64 parts = kind == REDUCE_SCATTER ? N : 1, bytes = count * sizeof(B);
-                            if (!push && bytes > LL_MAX) continue;
+                            if (bytes > way_max(way)) continue;
                             std::vector<std::vector<B>> in(N);
                             for (u32 r = 0; r < N; r++) {
                                 in[r].resize(count * parts);
@@ -157,11 +163,11 @@ static void check_type(const char *file, Weigh special = {}) {
                                 u64 i = g[r].in + off * sizeof(B), o = in_place ? i + (kind == REDUCE_SCATTER ? r * bytes : 0) : g[r].out + off * sizeof(B);
                                 ReduceArgs a = reduce_args(r, kind, i, o, bytes, w);
                                 if (w.multiply && r) a.scalar = (u64)(typename std::make_unsigned<B>::type)T::encode((typename T::Acc)2);
-                                run(k, r, a, bytes, push);
+                                run(k, r, a, bytes, way);
                             }
                             finish();
                             cases++;
-                            if (reported()) { printf("WRONG %s kind %d count %llu push %d: gave up\n", file, kind, count, push); wrong++; reset(); continue; }
+                            if (reported()) { printf("WRONG %s kind %d count %llu way %d: gave up\n", file, kind, count, way); wrong++; reset(); continue; }
                             for (u32 r = kind == REDUCE ? 1 : 0; r < N; r++) {
                                 std::vector<B> got(count);
                                 u64 o = in_place ? g[r].in + off * sizeof(B) + (kind == REDUCE_SCATTER ? r * bytes : 0) : g[r].out + off * sizeof(B);
@@ -178,7 +184,7 @@ static void check_type(const char *file, Weigh special = {}) {
                                     if (w.divide) acc = T::divide(acc, w.divide);
                                     if (T::encode(acc) != got[i]) {
                                         bad++;
-                                        if (bad < 4) printf("WRONG %s kind %d count %llu push %d off %u in place %d weigh %d rank %u [%llu]: %g not %g\n", file, kind, count, push, off, in_place, weigh, r, i, (double)T::decode(got[i]), (double)acc);
+                                        if (bad < 4) printf("WRONG %s kind %d count %llu way %d off %u in place %d weigh %d rank %u [%llu]: %g not %g\n", file, kind, count, way, off, in_place, weigh, r, i, (double)T::decode(got[i]), (double)acc);
                                         break;
                                     }
                                 }
@@ -218,13 +224,13 @@ static MoveArgs move_args(u32 r, Move what, u64 in, u64 out, u64 bytes, u64 time
     return a;
 }
 static void check_moves() {
-    Kernels k("move", "bl_ll_move", "bl_push_move");
+    Kernels k("move", "move");
     int cases = 0, bad = 0;
     for (Move what : {ALL_GATHER, BROADCAST, ALL_TO_ALL, SEND, GATHER})
         for (u64 bytes : {1ull, 7ull, 16ull, 1000ull, 4099ull, 70001ull, 1000003ull, 20000000ull})
-            for (bool push : {false, true})
+            for (Way way : {LL, LINE, PUSH})
                 for (u32 off : {0u, 3u, 8u}) {
-                    if (!push && bytes > LL_MAX) continue;
+                    if (bytes > way_max(way)) continue;
                     std::vector<std::vector<u8>> in(N);
                     for (u32 r = 0; r < N; r++) {
                         in[r].resize(bytes * N);
@@ -236,11 +242,11 @@ static void check_moves() {
                     finish();
                     for (u32 r = 0; r < N; r++) {
                         MoveArgs a = move_args(r, what, g[r].in + off, g[r].out + 2 * off, bytes);
-                        run(k, r, a, bytes, push);
+                        run(k, r, a, bytes, way);
                     }
                     finish();
                     cases++;
-                    if (reported()) { printf("WRONG move %d bytes %llu push %d: gave up\n", what, bytes, push); wrong++; reset(); continue; }
+                    if (reported()) { printf("WRONG move %d bytes %llu way %d: gave up\n", what, bytes, way); wrong++; reset(); continue; }
                     for (u32 r = 0; r < N; r++) {
                         std::vector<u8> got(bytes * N);
                         CK(cuCtxSetCurrent(g[r].ctx));
@@ -250,7 +256,7 @@ static void check_moves() {
                             if (!a.parts[p].recv_bytes) continue;
                             for (u64 i = 0; i < bytes; i++)
                                 if (got[a.parts[p].recv + i] != in[p][from.parts[r].send + i]) {
-                                    if (++bad < 6) printf("WRONG move %d bytes %llu push %d off %u rank %u from %u [%llu]\n", what, bytes, push, off, r, p, i);
+                                    if (++bad < 6) printf("WRONG move %d bytes %llu way %d off %u rank %u from %u [%llu]\n", what, bytes, way, off, r, p, i);
                                     break;
                                 }
                         }
@@ -260,21 +266,50 @@ static void check_moves() {
     wrong += bad;
 }
 
+// Many messages one way, the receiver late: the sender has to wait for room, and takes no slot that is not free.
+static void run_ahead() {
+    Kernels k("move", "move");
+    const u32 CALLS = 200;
+    for (Way way : {LL, LINE, PUSH}) {
+        u64 bytes = way == LL ? 32768 : way == LINE ? 500000 : 5000000, all = CALLS * bytes;
+        std::vector<u8> sent(all), got(all);
+        for (u64 i = 0; i < all; i++) sent[i] = (u8)(i * 7 + i / 509 + way);
+        CK(cuCtxSetCurrent(g[0].ctx));
+        CK(cuMemcpyHtoD(g[0].in, sent.data(), all));
+        CK(cuCtxSetCurrent(g[1].ctx));
+        CK(cuMemsetD8(g[1].out, 0xc5, all));
+        for (u32 r = 0; r < N; r++) {
+            for (u32 i = 0; i < CALLS; i++) {
+                MoveArgs a = move_args(r, BROADCAST, g[0].in + i * bytes, (r == 0 ? g[0].in : g[1].out) + i * bytes, bytes);
+                run(k, r, a, bytes, way);
+            }
+            if (r == 0) usleep(100000);
+        }
+        finish();
+        CK(cuCtxSetCurrent(g[1].ctx));
+        CK(cuMemcpyDtoH(got.data(), g[1].out, all));
+        u64 at = std::mismatch(sent.begin(), sent.end(), got.begin()).first - sent.begin();
+        if (reported()) printf("WRONG run ahead, %s: gave up\n", WAY[way]), wrong++, reset();
+        else if (at < all) printf("WRONG run ahead, %s: call %llu, byte %llu\n", WAY[way], at / bytes, at % bytes), wrong++;
+    }
+    printf("%u calls one way before the receiver's first\n", CALLS);
+}
+
 static void faults() {
-    Kernels k("f32-sum", "bl_ll_reduce", "bl_push_reduce");
-    for (bool push : {false, true})
+    Kernels k("f32-sum", "reduce");
+    for (Way way : {LL, LINE, PUSH})
         for (int kind = 0; kind < 3; kind++) {
             double t = now();
             for (u32 r = 0; r < N; r++) {
                 if (kind && r == 1) continue;
                 u64 bytes = kind == 0 && r == 1 ? 400 : 40000;
                 ReduceArgs a = reduce_args(r, ALL_REDUCE, g[r].in, g[r].out, bytes, Weigh{}, kind == 1 ? 200 : 4000);
-                run(k, r, a, bytes, push);
+                run(k, r, a, bytes, way);
             }
             if (kind == 2) usleep(50000), *(volatile u32 *)g[0].abort = 1, t = now();
             finish();
             t = (now() - t) * 1e3;
-            printf("fault %s, %s: over after %.1f ms\n", kind == 0 ? "other call" : kind == 1 ? "never comes (deadline 200 ms)" : "abort", push ? "push" : "ll", t);
+            printf("fault %s, %s: over after %.1f ms\n", kind == 0 ? "other call" : kind == 1 ? "never comes (deadline 200 ms)" : "abort", WAY[way], t);
             for (u32 r = 0; r < (kind ? 1u : N); r++) {
                 u32 c = g[r].report->code;
                 bool right = kind == 0 ? c == MISMATCH || c == PEER_FAILED : c == (kind == 1 ? DEADLINE : ABORTED);
@@ -316,70 +351,105 @@ static double graph_us(const std::function<void(u32)> &f, int per, int replays) 
     for (u32 r = 0; r < N; r++) cuGraphExecDestroy(x[r]);
     return best;
 }
-static void time_one(const char *name, u64 bytes, bool push, const std::function<void(u32)> &f, bool graphs = true) {
+static void time_one(const char *name, u64 bytes, Way way, const std::function<void(u32)> &f, bool graphs = true) {
     int times = bytes > 64 << 20 ? 10 : bytes > 4 << 20 ? 60 : 400;
     loop_us(f, 5);
     double best = 1e9;
     for (int i = 0; i < 3; i++) best = std::min(best, loop_us(f, times));
     double graph = !graphs ? 0 : graph_us(f, bytes > 4 << 20 ? 4 : 20, bytes > 64 << 20 ? 3 : 10);
-    printf("%-14s %-4s %11llu B  loop %9.2f us %6.1f GB/s | graph %9.2f us %6.1f GB/s\n", name, push ? "push" : "ll", bytes, best, bytes / best / 1e3, graph, bytes / graph / 1e3);
+    printf("%-14s %-4s %11llu B  loop %9.2f us %6.1f GB/s | graph %9.2f us %6.1f GB/s\n", name, WAY[way], bytes, best, bytes / best / 1e3, graph, bytes / graph / 1e3);
     fflush(stdout);
     if (reported()) printf("WRONG gave up\n"), wrong++, reset();
 }
-static void tune() {
-    std::vector<MoveArgs> ma(N);
-    std::vector<ReduceArgs> ra(N);
-    auto reduce = [&](const char *name, const Kernels &kk, Kind kind, u64 bytes, bool push) {
-        for (u32 r = 0; r < N; r++) ra[r] = reduce_args(r, kind, g[r].in, g[r].out, bytes, Weigh{});
-        time_one(name, bytes, push, [&](u32 r) { run(kk, r, ra[r], bytes, push); }, false);
-    };
-    printf("tuning of push: least chunk and groups of senders, all_reduce f32\n");
-    for (const char *variant : {"s512g1c64u4", "s512g1c8u4", "s256g1c64u4", "s256g1c64u2", "s256g1c16u2", "s256g2c16u2", "s256g2c64u2", "s128g1c64u4", "s128g1c64u2", "s128g2c16u2", "s128g2c64u2", "s128g2c64u4"}) {
-        Kernels v(std::string("f32-sum-") + variant, "bl_ll_reduce", "bl_push_reduce");
-        Kernels w(std::string("move-") + variant, "bl_ll_move", "bl_push_move");
-        for (u64 b : {1048576ull, 2097152ull, 8388608ull, 33554432ull, 268435456ull}) reduce(variant, v, ALL_REDUCE, b, true);
-        for (u64 b : {8388608ull, 268435456ull}) {
-            for (Move what : {ALL_GATHER, BROADCAST}) {
-                for (u32 r = 0; r < N; r++) ma[r] = move_args(r, what, g[r].in, g[r].out, b);
-                printf("%s ", what == ALL_GATHER ? "all_gather" : "broadcast");
-                time_one(variant, b, true, [&](u32 r) { run(w, r, ma[r], b, true); }, false);
-            }
-        }
+// The copy engine through slots in the windows: pieces behind gates, into the peer's slot, and from the own slot out.
+static void through_slots() {
+    printf("copy engine through slots, both ways (gates are stream memory operations)\n");
+    const u64 AREA = 24 << 20;
+    CUstream send[N][2], take[N];
+    for (u32 r = 0; r < N; r++) {
+        CK(cuCtxSetCurrent(g[r].ctx));
+        for (auto *x : {&send[r][0], &send[r][1], &take[r]}) CK(cuStreamCreate(x, CU_STREAM_NON_BLOCKING));
     }
+    for (u64 piece : {1ull << 20, 2ull << 20, 4ull << 20, 8ull << 20})
+        for (u32 streams : {1u, 2u})
+            for (u64 bytes : {16ull << 20, 32ull << 20, 128ull << 20, 1ull << 30}) {
+                if (bytes / piece > 256 || bytes / piece < 4) continue;
+                reset();
+                u32 slots = (u32)(AREA / piece), count = 0;
+                double queued = 0;
+                auto once = [&](u32 r) {
+                    CK(cuCtxSetCurrent(g[r].ctx));
+                    u32 p = 1 - r, n = (u32)(bytes / piece);
+                    double t = now();
+                    for (u32 i = 0; i < n; i++) {
+                        u32 number = count + i, slot = number % slots;
+                        CUstream s = send[r][i % streams];
+                        // Words: flags of what came at 0, of what was taken at 4096.
+                        if (number >= slots) CK(cuStreamWaitValue32(s, g[r].window + AT_LL + 4096 + slot * 64, number - slots + 1, CU_STREAM_WAIT_VALUE_GEQ));
+                        CK(cuMemcpyPeerAsync(g[p].window + ce_at + slot * piece, g[p].ctx, g[r].in + i * piece, g[r].ctx, piece, s));
+                        CK(cuStreamWriteValue32(s, g[p].window + AT_LL + slot * 64, number + 1, 0));
+                        CK(cuStreamWaitValue32(take[r], g[r].window + AT_LL + slot * 64, number + 1, CU_STREAM_WAIT_VALUE_GEQ));
+                        CK(cuMemcpyDtoDAsync(g[r].out + i * piece, g[r].window + ce_at + slot * piece, piece, take[r]));
+                        CK(cuStreamWriteValue32(take[r], g[p].window + AT_LL + 4096 + slot * 64, number + 1, 0));
+                    }
+                    queued += now() - t;
+                };
+                auto all = [&] {
+                    for (u32 r = 0; r < N; r++) once(r);
+                    count += (u32)(bytes / piece);
+                };
+                auto end = [&] { for (u32 r = 0; r < N; r++) for (CUstream x : {send[r][0], send[r][1], take[r]}) CK(cuStreamSynchronize(x)); };
+                all(), end();
+                int times = bytes >> 27 ? 4 : 16;
+                queued = 0;
+                double t = now();
+                for (int i = 0; i < times; i++) all();
+                end();
+                t = (now() - t) / times * 1e6;
+                printf("piece %5llu KiB, %u streams %11llu B  %9.2f us %6.1f GB/s | queueing %.1f us a rank\n", piece >> 10, streams, bytes, t, bytes / t / 1e3, queued / times / N * 1e6);
+                fflush(stdout);
+            }
+    reset();
 }
 static void times() {
-    Kernels k("f32-sum", "bl_ll_reduce", "bl_push_reduce"), h("bf16-sum", "bl_ll_reduce", "bl_push_reduce"), m("move", "bl_ll_move", "bl_push_move");
+    Kernels k("f32-sum", "reduce"), h("bf16-sum", "reduce"), m("move", "move");
     printf("times: GB/s are bytes of one rank's message over time\n");
     std::vector<MoveArgs> ma(N);
     std::vector<ReduceArgs> ra(N);
-    auto reduce = [&](const char *name, const Kernels &kk, Kind kind, u64 bytes, bool push) {
+    auto reduce = [&](const char *name, const Kernels &kk, Kind kind, u64 bytes, Way way) {
         for (u32 r = 0; r < N; r++) ra[r] = reduce_args(r, kind, g[r].in, g[r].out, bytes, Weigh{});
-        time_one(name, bytes, push, [&](u32 r) { run(kk, r, ra[r], bytes, push); });
+        time_one(name, bytes, way, [&](u32 r) { run(kk, r, ra[r], bytes, way); });
     };
-    auto move = [&](const char *name, Move what, u64 bytes, bool push) {
+    auto move = [&](const char *name, Move what, u64 bytes, Way way) {
         for (u32 r = 0; r < N; r++) ma[r] = move_args(r, what, g[r].in, g[r].out, bytes);
-        time_one(name, bytes, push, [&](u32 r) { run(m, r, ma[r], bytes, push); });
+        time_one(name, bytes, way, [&](u32 r) { run(m, r, ma[r], bytes, way); });
     };
-    for (u64 b : {8ull, 512ull, 4096ull, 8192ull, 32768ull, 131072ull, 262144ull, 524288ull, 1048576ull}) reduce("all_reduce f32", k, ALL_REDUCE, b, false);
-    for (u64 b : {32768ull, 131072ull, 524288ull, 1048576ull, 2097152ull, 4194304ull, 8388608ull, 33554432ull, 134217728ull, 1073741824ull}) reduce("all_reduce f32", k, ALL_REDUCE, b, true);
-    for (u64 b : {8ull, 32768ull}) reduce("all_reduce bf16", h, ALL_REDUCE, b, false);
-    for (u64 b : {2097152ull, 134217728ull}) reduce("all_reduce bf16", h, ALL_REDUCE, b, true);
-    for (u64 b : {8ull, 32768ull, 524288ull}) reduce("reduce_scatter", k, REDUCE_SCATTER, b, false);
-    for (u64 b : {524288ull, 8388608ull, 268435456ull}) reduce("reduce_scatter", k, REDUCE_SCATTER, b, true);
+    const u64 K = 1024, M = K * K;
+    for (u64 b : {8 + 0 * K, 4 * K, 32 * K, 64 * K, 128 * K, 256 * K, 512 * K, M}) reduce("all_reduce f32", k, ALL_REDUCE, b, LL);
+    for (u64 b : {8 + 0 * K, 4 * K, 16 * K, 32 * K, 64 * K, 128 * K, 256 * K, 512 * K, M, 2 * M, 4 * M, 8 * M}) reduce("all_reduce f32", k, ALL_REDUCE, b, LINE);
+    for (u64 b : {512 * K, 2 * M, 4 * M, 8 * M, 16 * M, 32 * M, 128 * M, 1024 * M}) reduce("all_reduce f32", k, ALL_REDUCE, b, PUSH);
+    for (u64 b : {512 * K, 8 * M}) reduce("all_reduce bf16", h, ALL_REDUCE, b, LINE);
+    reduce("all_reduce bf16", h, ALL_REDUCE, 128 * M, PUSH);
+    for (u64 b : {512 * K, 2 * M, 8 * M}) reduce("reduce_scatter", k, REDUCE_SCATTER, b, LINE);
+    for (u64 b : {8 * M, 256 * M}) reduce("reduce_scatter", k, REDUCE_SCATTER, b, PUSH);
     for (Move what : {ALL_GATHER, BROADCAST, SEND, ALL_TO_ALL}) {
         const char *name = what == ALL_GATHER ? "all_gather" : what == BROADCAST ? "broadcast" : what == SEND ? "sendrecv" : "alltoall";
-        for (u64 b : {8ull, 32768ull, 131072ull, 524288ull}) move(name, what, b, false);
-        for (u64 b : {524288ull, 2097152ull, 8388608ull, 33554432ull, 268435456ull}) move(name, what, b, true);
+        for (u64 b : {8 + 0 * K, 32 * K, 128 * K}) move(name, what, b, LL);
+        for (u64 b : {32 * K, 128 * K, 512 * K, 2 * M, 8 * M}) move(name, what, b, LINE);
+        for (u64 b : {8 * M, 32 * M, 256 * M}) move(name, what, b, PUSH);
     }
-    for (u64 b : {131072ull, 524288ull, 2097152ull, 8388608ull, 33554432ull, 268435456ull})
-        time_one("CE exchange", b, true, [&](u32 r) { CK(cuCtxSetCurrent(g[r].ctx)); CK(cuMemcpyPeerAsync(g[1 - r].out, g[1 - r].ctx, g[r].in, g[r].ctx, b, g[r].stream)); }, false);
-    for (u64 b : {2097152ull, 33554432ull, 268435456ull})
-        time_one("CE one way", b, true, [&](u32 r) { if (r == 0) { CK(cuCtxSetCurrent(g[r].ctx)); CK(cuMemcpyPeerAsync(g[1].out, g[1].ctx, g[0].in, g[0].ctx, b, g[0].stream)); } }, false);
+    for (u64 b : {128 * K, 512 * K, 2 * M, 8 * M, 32 * M, 256 * M, 1024 * M})
+        time_one("CE exchange", b, PUSH, [&](u32 r) { CK(cuCtxSetCurrent(g[r].ctx)); CK(cuMemcpyPeerAsync(g[1 - r].out, g[1 - r].ctx, g[r].in, g[r].ctx, b, g[r].stream)); }, false);
+    for (u64 b : {2 * M, 32 * M, 256 * M})
+        time_one("CE one way", b, PUSH, [&](u32 r) { if (r == 0) { CK(cuCtxSetCurrent(g[r].ctx)); CK(cuMemcpyPeerAsync(g[1].out, g[1].ctx, g[0].in, g[0].ctx, b, g[0].stream)); } }, false);
+    for (u64 b : {8 * M, 256 * M})
+        time_one("CE own", b, PUSH, [&](u32 r) { CK(cuCtxSetCurrent(g[r].ctx)); CK(cuMemcpyDtoDAsync(g[r].out, g[r].in, b, g[r].stream)); }, false);
 }
 
 int main(int argc, char **argv) {
     alarm(400);
-    if (argc < 2) return printf("kernels-bench FOLDER [check] [faults] [times]\n"), 2;
+    if (argc < 2) return printf("kernels-bench FOLDER [check] [faults] [times] [slots] [some] [mutant]\n"), 2;
+    setvbuf(stdout, nullptr, _IOLBF, 0);
     ptx_folder = argv[1];
     auto wants = [&](const char *w) { for (int i = 2; i < argc; i++) if (!strcmp(argv[i], w)) return true; return argc == 2; };
     CK(cuInit(0));
@@ -388,7 +458,9 @@ int main(int argc, char **argv) {
     cuDriverGetVersion(&version);
     if (devices < (int)N) return printf("SKIP two GPUs\n"), 0;
     push_at = AT_LL + (u64)(N - 1) * LL_SLOTS * LL_BLOCKS_MAX * LL_REGION;
-    window_bytes = push_at + (u64)(N - 1) * PUSH_BLOCKS * PUSH_SLOTS * chunk;
+    line_at = push_at + (u64)(N - 1) * PUSH_BLOCKS * PUSH_SLOTS * chunk;
+    ce_at = line_at + (u64)(N - 1) * LL_SLOTS * LL_BLOCKS_MAX * (LINE_SPAN / 120 * 128);
+    window_bytes = ce_at + (24 << 20);
     for (u32 r = 0; r < N; r++) {
         CK(cuDeviceGet(&g[r].dev, r));
         CK(cuDevicePrimaryCtxRetain(&g[r].ctx, g[r].dev));
@@ -408,9 +480,14 @@ int main(int argc, char **argv) {
         printf("rank %u: %s, driver %d, window %.1f MiB\n", r, name, version, window_bytes / 1048576.0);
     }
     reset();
-    if (wants("tune")) tune();
+    if (wants("slots")) through_slots();
     if (wants("times")) times();
     if (wants("faults")) faults();
+    if (wants("mutant"))
+        // What notices a protocol that lost a piece; the first that does ends it.
+        for (const std::function<void()> &part : {std::function<void()>(run_ahead), {check_moves}, {[] { check_type<F32, SUM>("f32-sum", Weigh{0x3fc00000, 1, 0}); }}, {faults}})
+            if (!wrong) part();
+    if (wants("some")) check_moves(), check_type<F32, SUM>("f32-sum", Weigh{0x3fc00000, 1, 0}), check_type<E5M2, MAX>("e5m2-max"), check_type<F64, PROD>("f64-prod");
     if (wants("check")) {
         check_moves();
         check_ops<F32>("f32", 0x3fc00000), check_ops<F64>("f64", 0x3ff8000000000000ull), check_ops<F16>("f16", 0x3e00), check_ops<BF16>("bf16", 0x3fc0);

@@ -119,9 +119,17 @@ static int run(int r, int n, ncclUniqueId id) {
         if (r == 0) check("reduce", k, [&](size_t i) { return value(0, i) + value(1, i); });
         CK(cuStreamSynchronize(s));
     }
-    for (size_t b : {8ul, 4096ul, 32768ul, 131072ul, 524288ul, 2097152ul, 8388608ul, 33554432ul, 268435456ul}) timed("all_reduce", b, [&] { CK(ncclAllReduce(F, G, b / 4, ncclFloat, ncclSum, comm, s)); });
-    for (size_t b : {8ul, 131072ul, 8388608ul, 268435456ul}) timed("all_gather", b, [&] { CK(ncclAllGather(F, G, b / 4, ncclFloat, comm, s)); });
-    for (size_t b : {8ul, 131072ul, 8388608ul, 268435456ul})
+    const size_t K = 1024, M = K * K;
+    // The first use of another type: its kernels come to the device.
+    t = now();
+    CK(ncclAllReduce(F, G, 16, ncclFloat16, ncclProd, comm, s));
+    CK(cuStreamSynchronize(s));
+    if (rank_ == 0) printf("first use of a type and operator %.3f s\n", now() - t);
+    for (size_t b : {8ul, 4 * K, 32 * K, 64 * K, 128 * K, 256 * K, 512 * K, M, 2 * M, 4 * M, 8 * M, 16 * M, 32 * M, 128 * M, 256 * M}) timed("all_reduce", b, [&] { CK(ncclAllReduce(F, G, b / 4, ncclFloat, ncclSum, comm, s)); });
+    for (size_t b : {8ul, 128 * K, 512 * K, 2 * M, 8 * M, 32 * M, 256 * M}) timed("all_gather", b, [&] { CK(ncclAllGather(F, G, b / 4, ncclFloat, comm, s)); });
+    for (size_t b : {8ul, 128 * K, 512 * K, 2 * M, 8 * M, 32 * M, 128 * M}) timed("reduce_scatter", b, [&] { CK(ncclReduceScatter(F, G, b / 4, ncclFloat, ncclSum, comm, s)); });
+    for (size_t b : {8ul, 128 * K, 512 * K, 2 * M, 8 * M, 32 * M, 256 * M}) timed("broadcast", b, [&] { CK(ncclBroadcast(F, G, b / 4, ncclFloat, 0, comm, s)); });
+    for (size_t b : {8ul, 128 * K, 512 * K, 2 * M, 8 * M, 32 * M, 256 * M})
         timed("sendrecv", b, [&] {
             CK(ncclGroupStart());
             CK(ncclSend(F, b / 4, ncclFloat, 1 - r, comm, s));

@@ -11,14 +11,14 @@
 #include <ucontext.h>
 
 // Threads of an emulated block, at most: kernels loop over their data, whatever a launch asks for.
-constexpr u32 FIBERS_MAX = 64;
+constexpr u32 FIBERS_MAX = 96; // a warp that sends, one that takes, and one for headers
 constexpr size_t FIBER_STACK = 128 << 10; // with a page at its end that nobody may touch
 
 struct Fiber {
     jmp_buf at;
     bool started, done;
     i32 barrier; // that it waits at, or -1
-    u32 round;
+    u32 round, votes;
 };
 
 // What one CPU thread needs to run blocks.
@@ -29,7 +29,8 @@ struct Fibers {
     u8 *stacks = nullptr;
     struct {
         u32 waiting, round;
-    } barriers[16] = {};
+    } barriers[16 + FIBERS_MAX / 32] = {}; // the last ones of warps
+    u32 against[FIBERS_MAX / 32][2] = {}; // votes of a warp
     void (*body)(const void *) = nullptr;
     const void *args = nullptr;
     ~Fibers() {
@@ -79,7 +80,18 @@ inline void barrier(u32 id, u32 threads) {
     fiber.barrier = (i32)id, fiber.round = b.round;
     fiber_away();
 }
-inline void warp_barrier() { barrier(15, 32); }
+inline void warp_barrier() { barrier(16 + host_thread / 32, 32); }
+inline bool warp_all(bool v) {
+    Fibers &f = fibers;
+    u32 &against = f.against[host_thread / 32][f.all[host_thread].votes++ % 2];
+    against |= !v;
+    warp_barrier();
+    bool all = against == 0;
+    warp_barrier();
+    // Used again by the next vote but one, which nobody comes to before the next one is over.
+    against = 0;
+    return all;
+}
 
 // Nothing moves in this block until another device, or the host, does something.
 inline void fibers_idle(u32 times) {
@@ -102,7 +114,8 @@ inline void fibers_run(u32 block, u32 blocks, u32 threads, void (*body)(const vo
     host_threads = threads, host_block_index = block, host_blocks = blocks;
     f.body = body, f.args = args;
     for (auto &b : f.barriers) b = {};
-    for (u32 t = 0; t < threads; t++) f.all[t].done = false, f.all[t].barrier = -1;
+    for (auto &votes : f.against) votes[0] = votes[1] = 0;
+    for (u32 t = 0; t < threads; t++) f.all[t].done = false, f.all[t].barrier = -1, f.all[t].votes = 0;
     u32 left = threads, idle = 0;
     while (left) {
         bool moved = false, ran = false;

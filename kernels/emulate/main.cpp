@@ -4,14 +4,17 @@
 #define BEELINE_PUSH_BLOCKS 2
 #define BEELINE_CHUNK_MIN 512
 #define SPINS 64
-#include "../beeline/ll.cuh"
+#include "../beeline/line.cuh"
 #include "../beeline/push.cuh"
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <vector>
 
-static const u32 CHUNK = 4096, THREADS = 128, BLOCKS = 2;
+static const u32 CHUNK = 4096, THREADS = 128, BLOCKS = 2, LINE_SPAN = 9 * LINE_GROUP;
+enum Way { PACKETS, LINES, PUSH };
+static const Way WAYS[] = {PACKETS, LINES, PUSH};
 static int failures = 0;
 // Where the counters of a new world stand, as if there had been that many calls, messages and chunks.
 static u32 counters_at = 0;
@@ -29,10 +32,11 @@ struct World {
     std::vector<u8 *> windows;
     std::vector<Report *> reports;
     std::vector<u32 *> aborts;
-    u64 push_at;
+    u64 push_at, line_at;
     explicit World(u32 n) : n(n) {
         push_at = AT_LL + (u64)(n - 1) * LL_SLOTS * LL_BLOCKS_MAX * LL_REGION;
-        u64 bytes = push_at + (u64)(n - 1) * PUSH_BLOCKS * PUSH_SLOTS * CHUNK;
+        line_at = push_at + (u64)(n - 1) * PUSH_BLOCKS * PUSH_SLOTS * CHUNK;
+        u64 bytes = line_at + (u64)(n - 1) * LL_SLOTS * LL_BLOCKS_MAX * (LINE_SPAN / LINE_DATA * 128);
         for (u32 r = 0; r < n; r++) {
             windows.push_back((u8 *)aligned_alloc(4096, bytes));
             memset(windows[r], 0, bytes);
@@ -57,7 +61,7 @@ struct World {
         for (u32 r = 0; r < n; r++) c.windows[r] = (u64)windows[r];
         c.report = (u64)reports[rank], c.abort = (u64)aborts[rank], c.timeout_ns = timeout_ms * 1000000;
         c.call = call, c.push_at = push_at, c.chunk = CHUNK, c.rank = rank, c.ranks = n;
-        c.ll_blocks = LL_BLOCKS_MAX;
+        c.ll_blocks = LL_BLOCKS_MAX, c.line_at = line_at, c.line_span = LINE_SPAN;
         return c;
     }
 };
@@ -69,13 +73,30 @@ static void launch(u32 blocks, F kernel) {
         S shared;
         memset((void *)&shared, 0x5a, sizeof shared);
         std::vector<std::thread> threads;
-        for (u32 t = 0; t < THREADS; t++)
+        for (u32 t = 0; t < THREADS; t += 32)
             threads.emplace_back([&, t] {
-                host_thread = t, host_threads = THREADS, host_block_index = b, host_block = &block;
-                kernel(shared);
+                host_threads = THREADS, host_block_index = b, host_block = &block;
+                auto warp = std::make_unique<HostWarp>();
+                warp->run(t, [&] { kernel(shared); });
             });
         for (auto &t : threads) t.join();
     }
+}
+// Blocks for `bytes`, and the kernel of a way for them.
+static u32 blocks_of(Way way, u64 bytes) {
+    u64 span = way == LINES ? LINE_SPAN_MIN : 4096;
+    return way == PUSH ? BLOCKS : (u32)((bytes + span - 1) / span);
+}
+static void run(Way way, const MoveArgs &a, u64 most) {
+    if (way == PUSH) launch<PushShared>(blocks_of(way, most), [&](PushShared &s) { push_move(a, s); });
+    if (way == LINES) launch<LineShared>(blocks_of(way, most), [&](LineShared &s) { line_move(a, s); });
+    if (way == PACKETS) launch<LlShared>(blocks_of(way, most), [&](LlShared &s) { ll_move(a, s); });
+}
+template <class T, int OP>
+static void run(Way way, const ReduceArgs &a) {
+    if (way == PUSH) launch<PushShared>(blocks_of(way, a.bytes), [&](PushShared &s) { push_reduce<T, OP>(a, s); });
+    if (way == LINES) launch<LineShared>(blocks_of(way, a.bytes), [&](LineShared &s) { line_reduce<T, OP>(a, s); });
+    if (way == PACKETS) launch<LlShared>(blocks_of(way, a.bytes), [&](LlShared &s) { ll_reduce<T, OP>(a, s); });
 }
 static void everywhere(u32 n, std::function<void(u32)> f) {
     std::vector<std::thread> ranks;
@@ -91,7 +112,7 @@ static typename T::Bits of(double v) { return T::encode((typename T::Acc)v); }
 enum Kind { ALL_REDUCE, REDUCE_SCATTER, REDUCE };
 
 template <class T, int OP>
-static void reduces(const char *name, u32 n, bool push, Kind kind, u64 count, u32 shift, bool in_place, Weigh w) {
+static void reduces(const char *name, u32 n, Way way, Kind kind, u64 count, u32 shift, bool in_place, Weigh w) {
     typedef typename T::Bits B;
     World world(n);
     const int CALLS = 5;
@@ -111,10 +132,7 @@ static void reduces(const char *name, u32 n, bool push, Kind kind, u64 count, u3
             a.send_mask = kind == REDUCE ? (rank == root ? 0 : 1u << root) : all;
             a.recv_mask = kind == REDUCE ? (rank == root ? all : 0) : all;
             a.scalar = w.multiply ? (u64)of<T>(rank + 1) : 0, a.multiply = w.multiply, a.divide = w.divide;
-            if (push)
-                launch<PushShared>(BLOCKS, [&](PushShared &s) { push_reduce<T, OP>(a, s); });
-            else
-                launch<LlShared>((u32)((a.bytes + 4095) / 4096), [&](LlShared &s) { ll_reduce<T, OP>(a, s); });
+            run<T, OP>(way, a);
             CHECK(world.reports[rank]->code == 0, "%s rank %u call %d: code %u phase %u peer %u", name, rank, call, world.reports[rank]->code, world.reports[rank]->phase, world.reports[rank]->peer);
             if (world.reports[rank]->code) return;
             if (a.recv_mask)
@@ -128,7 +146,7 @@ static void reduces(const char *name, u32 n, bool push, Kind kind, u64 count, u3
                     }
                     if (w.divide) want = sizeof(B) == 4 || std::is_same<typename T::Acc, float>::value || std::is_same<typename T::Acc, double>::value ? want / w.divide : (double)(long long)(want / w.divide);
                     if (of<T>(want) != out[i]) {
-                        CHECK(false, "%s n %u push %d kind %d count %llu shift %u in place %d rank %u call %d [%llu]: %g, not %g", name, n, push, kind, more, shift, in_place, rank, call, i, value<T>(out[i]), want);
+                        CHECK(false, "%s n %u way %d kind %d count %llu shift %u in place %d rank %u call %d [%llu]: %g, not %g", name, n, way, kind, more, shift, in_place, rank, call, i, value<T>(out[i]), want);
                         break;
                     }
                 }
@@ -139,7 +157,7 @@ static void reduces(const char *name, u32 n, bool push, Kind kind, u64 count, u3
 
 // Every rank sends `bytes` + its own number + the peer's to each peer of a ring or to all.
 // Rank 1 is late for every call where `slow` is set, so that the others run ahead as far as they may.
-static void moves(u32 n, bool push, u64 bytes, u32 shift, bool ring, bool slow = false) {
+static void moves(u32 n, Way way, u64 bytes, u32 shift, bool ring, bool slow = false) {
     World world(n);
     auto size = [&](u32 from, u32 to) -> u64 { if (slow) return from == 0 && to == 1 ? bytes : 0; return ring ? ((from + 1) % n == to ? bytes + from : 0) : bytes + from * 3 + to; };
     everywhere(n, [&](u32 rank) {
@@ -156,17 +174,14 @@ static void moves(u32 n, bool push, u64 bytes, u32 shift, bool ring, bool slow =
                 a.parts[p] = Part{(u64)out[p].data() + shift, s, (u64)in[p].data() + (shift + 5) % 16, r, s, r};
                 most = s > most ? s : most, most = r > most ? r : most;
             }
-            if (push)
-                launch<PushShared>(BLOCKS, [&](PushShared &s) { push_move(a, s); });
-            else
-                launch<LlShared>((u32)((most + 4095) / 4096), [&](LlShared &s) { ll_move(a, s); });
+            run(way, a, most);
             CHECK(world.reports[rank]->code == 0, "move rank %u call %d: code %u phase %u", rank, call, world.reports[rank]->code, world.reports[rank]->phase);
             if (world.reports[rank]->code) return;
             for (u32 p = 0; p < n; p++) {
                 u64 r = size(p, rank);
                 for (u64 i = 0; i < r; i++)
                     if (in[p][(shift + 5) % 16 + i] != (u8)(i * 11 + p * 5 + rank * 3 + call)) {
-                        CHECK(false, "move n %u push %d bytes %llu shift %u ring %d rank %u from %u call %d byte %llu", n, push, bytes, shift, ring, rank, p, call, i);
+                        CHECK(false, "move n %u way %d bytes %llu shift %u ring %d rank %u from %u call %d byte %llu", n, way, bytes, shift, ring, rank, p, call, i);
                         break;
                     }
                 CHECK(in[p][(shift + 5) % 16 + r] == 0xee, "move wrote beyond the end");
@@ -175,7 +190,7 @@ static void moves(u32 n, bool push, u64 bytes, u32 shift, bool ring, bool slow =
     });
 }
 
-static void troubles(bool push, int kind) { // 0 another call, 1 never comes, 2 abort, 3 another rank failed
+static void troubles(Way way, int kind) { // 0 another call, 1 never comes, 2 abort, 3 another rank failed
     World world(2);
     std::vector<float> x(4096), y(4096);
     everywhere(2, [&](u32 rank) {
@@ -193,58 +208,55 @@ static void troubles(bool push, int kind) { // 0 another call, 1 never comes, 2 
         a.comm = world.comm(rank, 5, kind == 1 ? 50 : 5000);
         a.word = count;
         a.in = (u64)x.data(), a.out = (u64)y.data(), a.bytes = count * 4, a.send_mask = a.recv_mask = 2u >> rank;
-        if (push)
-            launch<PushShared>(BLOCKS, [&](PushShared &s) { push_reduce<F32, SUM>(a, s); });
-        else
-            launch<LlShared>((u32)((a.bytes + 4095) / 4096), [&](LlShared &s) { ll_reduce<F32, SUM>(a, s); });
+        run<F32, SUM>(way, a);
     });
     for (u32 r = 0; r < (kind == 0 ? 2u : 1u); r++) {
         Report &rep = *world.reports[r];
         bool right = kind == 0 ? rep.code == MISMATCH || rep.code == PEER_FAILED : rep.code == (kind == 1 ? (u32)DEADLINE : kind == 2 ? (u32)ABORTED : (u32)PEER_FAILED);
-        CHECK(right && rep.peer == 1 - r && rep.mine[0] == 5, "trouble %d push %d rank %u: code %u peer %u", kind, push, r, rep.code, rep.peer);
+        CHECK(right && rep.peer == 1 - r && rep.mine[0] == 5, "trouble %d way %d rank %u: code %u peer %u", kind, way, r, rep.code, rep.peer);
         if (rep.code == MISMATCH) CHECK(rep.theirs[1] == (r == 0 ? 100 : 3000), "trouble %d: theirs %llu", kind, rep.theirs[1]);
     }
 }
 
 int main() {
     for (u32 n : {2u, 3u})
-        for (bool push : {false, true}) {
+        for (Way way : WAYS) {
             for (bool ring : {false, true})
                 for (u64 bytes : {1ull, 7ull, 64ull, 5000ull, 70001ull})
-                    if (push || bytes < 70000) moves(n, push, bytes, bytes % 3, ring);
+                    if (way != PACKETS || bytes < 70000) moves(n, way, bytes, bytes % 3, ring);
             for (Kind kind : {ALL_REDUCE, REDUCE_SCATTER, REDUCE})
                 for (u64 count : {1ull, 3ull, 1000ull, 20011ull}) {
-                    if (push || count < 20000) {
-                        reduces<F32, SUM>("f32 sum", n, push, kind, count, 0, false, Weigh{});
-                        reduces<F32, SUM>("f32 sum", n, push, kind, count, 1, true, Weigh{});
-                        reduces<E4M3, SUM>("e4m3 sum", n, push, kind, count, 3, kind != REDUCE, Weigh{});
+                    if (way != PACKETS || count < 20000) {
+                        reduces<F32, SUM>("f32 sum", n, way, kind, count, 0, false, Weigh{});
+                        reduces<F32, SUM>("f32 sum", n, way, kind, count, 1, true, Weigh{});
+                        reduces<E4M3, SUM>("e4m3 sum", n, way, kind, count, 3, kind != REDUCE, Weigh{});
                     }
                 }
-            reduces<BF16, SUM>("bf16 avg", n, push, ALL_REDUCE, 501, 0, false, Weigh{0, 0, n});
-            reduces<F16, SUM>("f16 pre-mul", n, push, ALL_REDUCE, 501, 1, true, Weigh{0x3800, 1, 0});
-            reduces<F64, PROD>("f64 prod", n, push, ALL_REDUCE, 501, 0, true, Weigh{});
-            reduces<I8, MIN>("i8 min", n, push, ALL_REDUCE, 501, 5, true, Weigh{});
-            reduces<U64, MAX>("u64 max", n, push, ALL_REDUCE, 501, 0, true, Weigh{});
-            reduces<E5M2, PROD>("e5m2 prod", n, push, ALL_REDUCE, 501, 1, true, Weigh{});
-            reduces<I32, SUM>("i32 sum", n, push, ALL_REDUCE, 501, 1, true, Weigh{});
+            reduces<BF16, SUM>("bf16 avg", n, way, ALL_REDUCE, 501, 0, false, Weigh{0, 0, n});
+            reduces<F16, SUM>("f16 pre-mul", n, way, ALL_REDUCE, 501, 1, true, Weigh{0x3800, 1, 0});
+            reduces<F64, PROD>("f64 prod", n, way, ALL_REDUCE, 501, 0, true, Weigh{});
+            reduces<I8, MIN>("i8 min", n, way, ALL_REDUCE, 501, 5, true, Weigh{});
+            reduces<U64, MAX>("u64 max", n, way, ALL_REDUCE, 501, 0, true, Weigh{});
+            reduces<E5M2, PROD>("e5m2 prod", n, way, ALL_REDUCE, 501, 1, true, Weigh{});
+            reduces<I32, SUM>("i32 sum", n, way, ALL_REDUCE, 501, 1, true, Weigh{});
         }
-    for (bool push : {false, true})
-        for (int kind : {0, 1, 2, 3}) troubles(push, kind);
+    for (Way way : WAYS)
+        for (int kind : {0, 1, 2, 3}) troubles(way, kind);
     for (u32 start : {0xfffffffdu, 0xffffffffu}) // counters wrap on the way
-        for (bool push : {false, true}) {
+        for (Way way : WAYS) {
             counters_at = start;
-            moves(3, push, 5000, 1, false);
-            moves(2, push, 9000, 0, false, true);
-            reduces<F32, SUM>("wrapping", 2, push, ALL_REDUCE, 5000, 0, true, Weigh{});
-            reduces<F32, SUM>("wrapping", 3, push, REDUCE, 2000, 0, false, Weigh{});
-            for (int kind : {0, 1}) troubles(push, kind);
+            moves(3, way, 5000, 1, false);
+            moves(2, way, 9000, 0, false, true);
+            reduces<F32, SUM>("wrapping", 2, way, ALL_REDUCE, 5000, 0, true, Weigh{});
+            reduces<F32, SUM>("wrapping", 3, way, REDUCE, 2000, 0, false, Weigh{});
+            for (int kind : {0, 1}) troubles(way, kind);
         }
     counters_at = 0;
     host_fault = 1; // packets torn for long
-    for (bool push : {false, true}) {
-        moves(2, push, 3000, 0, false, true);
-        moves(2, push, 9000, 0, false, true);
-        reduces<F32, SUM>("torn", 2, push, ALL_REDUCE, 1000, 0, true, Weigh{});
+    for (Way way : WAYS) {
+        moves(2, way, 3000, 0, false, true);
+        moves(2, way, 9000, 0, false, true);
+        reduces<F32, SUM>("torn", 2, way, ALL_REDUCE, 1000, 0, true, Weigh{});
     }
     host_fault = 0;
     // FP8 against the definition, every pair of neighbours and their middle.

@@ -10,6 +10,8 @@ use crate::{Outcome, cargo, output};
 
 /// What one carries to a machine by hand should stay small.
 const BUNDLE_BYTES_MAX: u64 = 35 << 20;
+/// nccl-tests carry kernels of their own.
+const NCCL_BYTES_MAX: u64 = 64 << 20;
 
 /// Test binaries that mean something on another machine.
 const TESTS: &[&str] = &["collective", "conformance", "model", "cuda_over_test_libcuda"];
@@ -19,13 +21,29 @@ const FOLDERS: &[&str] = &["benches/peers", "benches/bundle"];
 /// And single files.
 const EXTRA: &[&str] = &["dropin/cufile/include/cufile.h", "dropin/cufile/tests/conformance.c"];
 
-/// `cargo xtask gpu-bundle [FOLDER]`, or `cargo xtask gpu-bundle --cufile [FOLDER]` for the drop-in
-/// libcufile alone.
+/// What a bundle is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Contents {
+    All,
+    Cufile,
+    Nccl,
+}
+
+/// `cargo xtask gpu-bundle [FOLDER]`; `--cufile` for the drop-in libcufile alone, `--nccl` for libnccl and what it is
+/// compared with.
 pub(crate) fn run(args: &[String]) -> Outcome {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
-    let only_cufile = args.first().is_some_and(|arg| arg == "--cufile");
-    let folder = args.get(usize::from(only_cufile));
-    let folder = folder.map_or_else(|| root.join("gpu-bundle"), PathBuf::from);
+    let mut contents = Contents::All;
+    let mut folder = None;
+    for arg in args {
+        match arg.as_str() {
+            "--cufile" => contents = Contents::Cufile,
+            "--nccl" => contents = Contents::Nccl,
+            other if folder.is_none() => folder = Some(PathBuf::from(other)),
+            other => return Err(format!("one folder, please, not '{other}' too")),
+        }
+    }
+    let folder = folder.unwrap_or_else(|| root.join("gpu-bundle"));
     let fail = |error: std::io::Error| format!("{}: {error}", folder.display());
     if folder.exists() {
         // Only what a run of this task made is removed, whatever folder was named by mistake.
@@ -38,7 +56,10 @@ pub(crate) fn run(args: &[String]) -> Outcome {
     // First, so that a run that ends early leaves what the next one knows to be a bundle.
     let commit = output(Command::new("git").args(["rev-parse", "HEAD"]).current_dir(&root))?;
     fs::write(folder.join("COMMIT"), commit).map_err(fail)?;
-    let binaries = if only_cufile { Vec::new() } else { binaries()? };
+    if contents == Contents::Nccl {
+        return nccl(&root, &folder);
+    }
+    let binaries = if contents == Contents::Cufile { Vec::new() } else { binaries()? };
     for (name, binary) in binaries {
         let target = folder.join(&name);
         fs::copy(&binary, &target).map_err(fail)?;
@@ -57,22 +78,113 @@ pub(crate) fn run(args: &[String]) -> Outcome {
         let name = Path::new(extra).file_name().ok_or("a bundle file without a name")?;
         fs::copy(root.join(extra), folder.join(name)).map_err(fail)?;
     }
-    check_size(&folder)
+    check_size(&folder, BUNDLE_BYTES_MAX)
+}
+
+/// Our libnccl.so.2, the kernels alone, and programs that run with ours and with another (`benches/bundle/p2p.sh`).
+///
+/// `BEELINE_NCCL_TESTS` is a folder of nccl-tests' binaries, `BEELINE_CUDA_INCLUDE` one with `cuda.h` and
+/// `BEELINE_NCCL_INCLUDE` one with `nccl.h`. What there is none for is left out, and said.
+fn nccl(root: &Path, folder: &Path) -> Outcome {
+    let fail = |error: std::io::Error| format!("{}: {error}", folder.display());
+    let given = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    for part in ["lib", "nccl-tests", "ptx"] {
+        fs::create_dir(folder.join(part)).map_err(fail)?;
+    }
+    place(&library("beeline-nccl")?, &folder.join("lib/libnccl.so.2"), &["--strip-unneeded"])?;
+    let mut build = cargo();
+    build.args(["build", "--release", "--locked", "--package", "beeline-cli"]);
+    build.args(["--message-format", "json-render-diagnostics"]);
+    let text = output(&mut build)?;
+    let command = text.lines().find_map(|line| {
+        let message: Value = serde_json::from_str(line).unwrap_or_default();
+        message["executable"].as_str().map(PathBuf::from)
+    });
+    place(&command.ok_or("cargo names no command")?, &folder.join("beeline"), &[])?;
+    let all = |from: &Path, into: &str| -> Outcome {
+        let failed = |error: std::io::Error| format!("{}: {error}", from.display());
+        for entry in fs::read_dir(from).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            if let Some(name) = path.file_name().filter(|_| path.is_file()) {
+                place(&path, &folder.join(into).join(name), &[])?;
+            }
+        }
+        Ok(())
+    };
+    all(&root.join("kernels/ptx"), "ptx")?;
+    match given("BEELINE_NCCL_TESTS") {
+        Some(tests) => all(&tests, "nccl-tests")?,
+        None => println!("without nccl-tests: BEELINE_NCCL_TESTS is not set"),
+    }
+    fs::copy(root.join("benches/bundle/p2p.sh"), folder.join("p2p.sh")).map_err(fail)?;
+    // Programs find the driver, and a libnccl.so.2, on the machine that they run on.
+    let stubs = folder.join("stubs");
+    fs::create_dir(&stubs).map_err(fail)?;
+    for name in ["libcuda.so.1", "libnccl.so.2"] {
+        let mut stub = Command::new("cc");
+        stub.args(["-shared", "-x", "c", "/dev/null", "-o"]).arg(stubs.join(name));
+        output(stub.arg(format!("-Wl,-soname,{name}")))?;
+    }
+    let cuda = given("BEELINE_CUDA_INCLUDE");
+    let nccl = given("BEELINE_NCCL_INCLUDE");
+    for (source, program, needs, libraries) in [
+        ("kernels/bench/main.cpp", "kernels-bench", [&cuda, &cuda], &["libcuda.so.1"][..]),
+        (
+            "kernels/bench/processes.cpp",
+            "nccl-tests/processes",
+            [&cuda, &nccl],
+            &["libcuda.so.1", "libnccl.so.2"],
+        ),
+    ] {
+        let [Some(first), Some(second)] = needs else {
+            println!("without {program}: BEELINE_CUDA_INCLUDE, BEELINE_NCCL_INCLUDE");
+            continue;
+        };
+        let mut compile = Command::new("c++");
+        compile
+            .args(["-O2", "-std=c++17", "-w", "-pthread", "-I"])
+            .arg(first)
+            .arg("-I")
+            .arg(second);
+        compile.arg(root.join(source)).arg("-o").arg(folder.join(program));
+        compile.args(["-Wl,--no-as-needed", "-Wl,--unresolved-symbols=ignore-all"]);
+        compile.args(libraries.iter().map(|name| stubs.join(name))).args(["-latomic", "-ldl"]);
+        output(&mut compile)?;
+        let _ = Command::new("strip").arg(folder.join(program)).status();
+    }
+    fs::remove_dir_all(stubs).map_err(fail)?;
+    check_size(folder, NCCL_BYTES_MAX)
+}
+
+/// Copies a file that programs run or load, without what only a debugger reads.
+fn place(from: &Path, to: &Path, strip: &[&str]) -> Outcome {
+    fs::copy(from, to).map_err(|error| format!("{}: {error}", from.display()))?;
+    if to.extension().is_none_or(|extension| extension != "ptx") {
+        // Without strip the bundle is only larger.
+        let _ = Command::new("strip").args(strip).arg(to).status();
+    }
+    Ok(())
+}
+
+/// Builds `package` and answers the shared library that it is.
+fn library(package: &str) -> Result<PathBuf, String> {
+    let mut build = cargo();
+    build.args(["build", "--release", "--locked", "--package", package]);
+    build.args(["--message-format", "json-render-diagnostics"]);
+    let text = output(&mut build)?;
+    let target = package.replace('-', "_");
+    let is_library = |line: &str| {
+        let message: Value = serde_json::from_str(line).unwrap_or_default();
+        let ours = message["target"]["name"].as_str() == Some(target.as_str());
+        let file = message["filenames"][0].as_str().filter(|file| ours && file.ends_with(".so"));
+        file.map(PathBuf::from)
+    };
+    text.lines().find_map(is_library).ok_or_else(|| format!("cargo names no library of {package}"))
 }
 
 /// The drop-in library under both names that programs load it by, and the C programs that run over it.
 fn cufile(root: &Path, folder: &Path) -> Outcome {
-    let mut build = cargo();
-    build.args(["build", "--release", "--locked", "--package", "beeline-cufile"]);
-    build.args(["--message-format", "json-render-diagnostics"]);
-    let text = output(&mut build)?;
-    let is_library = |line: &str| {
-        let message: Value = serde_json::from_str(line).unwrap_or_default();
-        let ours = message["target"]["name"].as_str() == Some("beeline_cufile");
-        let file = message["filenames"][0].as_str().filter(|file| ours && file.ends_with(".so"));
-        file.map(PathBuf::from)
-    };
-    let library = text.lines().find_map(is_library).ok_or("cargo names no libcufile")?;
+    let library = library("beeline-cufile")?;
     let fail = |error: std::io::Error| format!("{}: {error}", folder.display());
     let target = folder.join("libcufile.so.0");
     fs::copy(&library, &target).map_err(fail)?;
@@ -128,17 +240,27 @@ fn binaries() -> Result<Vec<(String, PathBuf)>, String> {
     Ok(found)
 }
 
-fn check_size(folder: &Path) -> Outcome {
+fn check_size(folder: &Path, most: u64) -> Outcome {
     let mut total = 0;
-    for entry in fs::read_dir(folder).map_err(|error| error.to_string())? {
-        let entry = entry.map_err(|error| error.to_string())?;
-        let len = entry.metadata().map_err(|error| error.to_string())?.len();
-        println!("{len:>10}  {}", entry.file_name().to_string_lossy());
-        total += len;
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(&next).map_err(|error| error.to_string())? {
+            let path = entry.map_err(|error| error.to_string())?.path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let len = path.metadata().map_err(|error| error.to_string())?.len();
+            let name = path.strip_prefix(folder).unwrap_or(&path);
+            if name.extension().is_none_or(|extension| extension != "ptx") {
+                println!("{len:>10}  {}", name.display());
+            }
+            total += len;
+        }
     }
-    println!("{total:>10}  in all, {BUNDLE_BYTES_MAX} at most");
-    if total > BUNDLE_BYTES_MAX {
-        return Err(format!("the bundle of {total} bytes is larger than {BUNDLE_BYTES_MAX}"));
+    println!("{total:>10}  in all, {most} at most");
+    if total > most {
+        return Err(format!("the bundle of {total} bytes is larger than {most}"));
     }
     Ok(())
 }

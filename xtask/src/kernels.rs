@@ -29,15 +29,17 @@ const TYPES: &[(&str, &str)] = &[
 ];
 const OPERATORS: &[&str] = &["SUM", "PROD", "MIN", "MAX"];
 
-/// `cargo xtask kernels [--check]`: writes `kernels/ptx`, or compares it and runs the protocols on CPU threads.
+/// `cargo xtask kernels [--check]`: writes `kernels/ptx` and `kernels/sm_90`, or compares them and runs the protocols on
+/// CPU threads.
 ///
 /// `BEELINE_NVRTC` names the compiler's library (`libnvrtc.so.12` of CUDA 12.2); without it the loader's path
-/// is asked.
+/// is asked. `BEELINE_PTXAS` is the `ptxas` of CUDA 13.0 with `fatbinary` beside it; without it `PATH` is asked.
 pub(crate) fn run(args: &[String]) -> Outcome {
     let check = args.iter().any(|arg| arg == "--check");
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../kernels");
     if check {
         emulate(&folder)?;
+        machine_code(&folder, true)?;
     }
     let compiler = match compiler() {
         Ok(compiler) => compiler,
@@ -73,7 +75,7 @@ pub(crate) fn run(args: &[String]) -> Outcome {
     }
     if different.is_empty() {
         println!("{} modules", 2 + TYPES.len() * OPERATORS.len());
-        return Ok(());
+        return if check { Ok(()) } else { machine_code(&folder, false) };
     }
     Err(format!("kernels/ptx is not what the sources give: {}", different.join(" ")))
 }
@@ -119,6 +121,59 @@ pub(crate) fn write_few(folder: &Path, into: &Path) -> Outcome {
         fs::write(into.join(module).with_extension("ptx"), ptx).map_err(fail)?;
     }
     Ok(())
+}
+
+/// The assembler whose output is committed.
+const ASSEMBLER: &str = "V13.0.88";
+
+/// Writes, or compares, the machine code of all collectives for compute capability 9.0, made of the committed PTX.
+fn machine_code(folder: &Path, check: bool) -> Outcome {
+    let ptxas = PathBuf::from(std::env::var_os("BEELINE_PTXAS").unwrap_or_else(|| "ptxas".into()));
+    match output(Command::new(&ptxas).arg("--version")) {
+        Ok(text) if text.contains(ASSEMBLER) => {}
+        Ok(_) | Err(_) if check => {
+            println!("SKIP ptxas");
+            return Ok(());
+        }
+        Ok(text) => return Err(format!("ptxas {ASSEMBLER} is needed, not {}", text.trim())),
+        Err(error) => return Err(format!("{error}; set BEELINE_PTXAS")),
+    }
+    let work = std::env::temp_dir().join(format!("beeline-sm_90-{}", std::process::id()));
+    let fail = |error: std::io::Error| format!("{}: {error}", work.display());
+    fs::create_dir_all(&work).map_err(fail)?;
+    fs::create_dir_all(folder.join("sm_90")).map_err(fail)?;
+    let mut different = Vec::new();
+    let reductions = TYPES.iter().flat_map(|(name, _)| {
+        OPERATORS.iter().map(move |operator| format!("{name}-{operator}").to_lowercase())
+    });
+    for module in std::iter::once("move".to_owned()).chain(reductions) {
+        // The same names for all, in a folder of their own: nothing of the place is in what comes out.
+        fs::copy(folder.join(format!("ptx/{module}.ptx")), work.join("kernel.ptx"))
+            .map_err(fail)?;
+        let mut assemble = Command::new(&ptxas);
+        output(assemble.current_dir(&work).args([
+            "-arch=sm_90",
+            "kernel.ptx",
+            "-o",
+            "kernel.cubin",
+        ]))?;
+        let mut pack = Command::new(ptxas.with_file_name("fatbinary"));
+        pack.current_dir(&work).args(["--create=kernel.fatbin", "--compress-all"]);
+        pack.args(["--compress-mode=size", "--image3=kind=elf,sm=90,file=kernel.cubin"]);
+        output(&mut pack)?;
+        let place = folder.join(format!("sm_90/{module}.fatbin"));
+        let made = fs::read(work.join("kernel.fatbin")).map_err(fail)?;
+        if !check {
+            fs::write(&place, made).map_err(fail)?;
+        } else if fs::read(&place).ok() != Some(made) {
+            different.push(module);
+        }
+    }
+    let _ = fs::remove_dir_all(&work);
+    if different.is_empty() {
+        return Ok(());
+    }
+    Err(format!("kernels/sm_90 is not what the PTX gives: {}", different.join(" ")))
 }
 
 /// Runs the kernels' own code on CPU threads against plain loops.

@@ -16,32 +16,51 @@ use std::process::{Command, ExitCode};
 /// What a task answers: nothing, or what went wrong.
 type Outcome = Result<(), String>;
 
-/// Name, usage, function.
-type Task = (&'static str, &'static str, fn(&[String]) -> Outcome);
+/// Name, usage, flags, function. A flag that is not among them is refused before the task runs.
+type Task = (&'static str, &'static str, &'static [&'static str], fn(&[String]) -> Outcome);
 
 const TASKS: &[Task] = &[
-    ("demo", "[MIB]: make a sharded model and load it with verification", demo::run),
-    ("gpu-bundle", "[FOLDER]: one folder for a machine with a GPU and no Rust", gpu_bundle::run),
+    ("demo", "[MIB]: make a sharded model and load it with verification", &[], demo::run),
+    (
+        "gpu-bundle",
+        "[--cufile|--nccl] [FOLDER]: one folder for a machine with a GPU and no Rust",
+        &["--cufile", "--nccl"],
+        gpu_bundle::run,
+    ),
     (
         "kernels",
         "[--check]: compile the kernels to PTX, or compare it and run them on CPU threads",
+        &["--check"],
         kernels::run,
     ),
-    ("licences", ": check the licence of every dependency against the allowed ones", licences::run),
+    (
+        "licences",
+        ": check the licence of every dependency against the allowed ones",
+        &[],
+        licences::run,
+    ),
     (
         "mutate",
         "[NAME..]: take one check out at a time; a test must fail. --ptx FOLDER: write such kernels",
+        &["--ptx"],
         mutate::run,
     ),
-    ("rig", "[TEST] [--full]: boot the test machine and run one of its tests", rig::run_rig),
+    (
+        "rig",
+        "[TEST] [--full]: boot the test machine and run one of its tests",
+        &["--full"],
+        rig::run_rig,
+    ),
     (
         "sanitize",
         "[address|thread]: tests of beeline-sys and verbs under a sanitizer",
+        &[],
         sanitize::run,
     ),
     (
         "skips",
         "LOG LIST..: compare the SKIP lines of a test log with the committed lists",
+        &[],
         skips::run,
     ),
 ];
@@ -49,14 +68,25 @@ const TASKS: &[Task] = &[
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let task = args.first().and_then(|name| TASKS.iter().find(|(known, ..)| known == name));
-    let Some((_, _, task)) = task else {
+    let Some((name, what, flags, task)) = task else {
         eprintln!("usage: cargo xtask TASK");
-        for (name, what, _) in TASKS {
+        for (name, what, ..) in TASKS {
             eprintln!("  {name} {what}");
         }
         return ExitCode::from(2);
     };
-    match task(args.get(1..).unwrap_or_default()) {
+    let args = args.get(1..).unwrap_or_default();
+    if args.iter().any(|arg| arg == "--help" || arg == "-h") {
+        println!("usage: cargo xtask {name} {what}");
+        return ExitCode::SUCCESS;
+    }
+    if let Some(flag) =
+        args.iter().find(|arg| arg.starts_with('-') && !flags.contains(&arg.as_str()))
+    {
+        eprintln!("error: '{flag}' is no flag of {name}\nusage: cargo xtask {name} {what}");
+        return ExitCode::from(2);
+    }
+    match task(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");

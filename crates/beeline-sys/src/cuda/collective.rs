@@ -30,6 +30,13 @@ pub const LL_THREADS_MORE: u32 = 32;
 const AT_LL: u64 = 131_072;
 const LL_SLOTS: u64 = 2;
 const LL_REGION: u64 = 2 * LL_SPAN_MAX;
+/// Bytes of data in a line of 128 bytes, and in the lines that a warp carries at once.
+const LINE_DATA: u64 = 120;
+const LINE_GROUP: u64 = 4 * LINE_DATA;
+/// Bytes that a block of lines carries to a peer at least, where there are as many.
+const LINE_SPAN_MIN: u64 = 8 * LINE_GROUP;
+/// Threads in a block of lines: warps that send, warps that take, and the one that deals with headers.
+pub const LINE_THREADS: u32 = 544;
 
 /// Where the chunks of a window of `ranks` ranks begin, in bytes from its start.
 pub const fn push_at(ranks: u32) -> u64 {
@@ -52,9 +59,37 @@ pub const fn chunk_bytes(ranks: u32) -> u32 {
     }
 }
 
+/// Where the lines of a window begin, in bytes from its start.
+pub const fn line_at(ranks: u32) -> u64 {
+    push_at(ranks) + others(ranks) * PUSH_BLOCKS * PUSH_SLOTS * chunk_bytes(ranks) as u64
+}
+
+/// Bytes of data that a block carries to a peer in lines at most; 0: windows of so many ranks have no room for lines.
+pub const fn line_span(ranks: u32) -> u32 {
+    match ranks {
+        0..=2 => 137 * LINE_GROUP as u32,
+        3 => 68 * LINE_GROUP as u32,
+        4 => 45 * LINE_GROUP as u32,
+        _ => 0,
+    }
+}
+
+/// Bytes that travel to a peer in lines at most.
+pub const fn line_bytes_max(ranks: u32) -> u64 {
+    line_span(ranks) as u64 * ll_blocks(ranks)
+}
+
+/// Blocks that carry `bytes` and any smaller part in lines.
+pub const fn line_blocks(ranks: u32, bytes: u64) -> u64 {
+    // Above, all blocks carry more; a part that is a little smaller may then need more blocks than a larger one.
+    let blocks = bytes.div_ceil(LINE_SPAN_MIN);
+    if blocks > ll_blocks(ranks) { ll_blocks(ranks) } else { blocks }
+}
+
 /// Bytes of a window of `ranks` ranks.
 pub const fn window_bytes(ranks: u32) -> u64 {
-    push_at(ranks) + others(ranks) * PUSH_BLOCKS * PUSH_SLOTS * chunk_bytes(ranks) as u64
+    let region = line_span(ranks) as u64 / LINE_DATA * 128;
+    line_at(ranks) + others(ranks) * LL_SLOTS * ll_blocks(ranks) * region
 }
 
 const fn others(ranks: u32) -> u64 {
@@ -105,6 +140,12 @@ pub struct Comm {
     pub ranks: u32,
     /// Blocks of a low-latency kernel at most, a power of two.
     pub ll_blocks: u32,
+    /// Offset of the lines in every window.
+    pub line_at: u64,
+    /// Bytes of data that a block carries to a peer in lines at most; 0: there are none.
+    pub line_span: u32,
+    /// Nothing.
+    pub unused: u32,
 }
 
 /// What a rank sends to one peer and receives from it (itself: a local copy).
@@ -194,32 +235,48 @@ pub enum Operator {
 /// Which kernels of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KernelSet {
-    /// `bl_ll_move` and `bl_push_move`.
+    /// `bl_ll_move`, `bl_line_move` and `bl_push_move`.
     Move,
-    /// `bl_ll_reduce` and `bl_push_reduce` for one type and operator.
+    /// `bl_ll_reduce`, `bl_line_reduce` and `bl_push_reduce` for one type and operator.
     Reduce(Element, Operator),
 }
 
 macro_rules! texts {
     ($(($type:ident, $sum:literal, $prod:literal, $min:literal, $max:literal))*) => {
         impl KernelSet {
-            const fn text(self) -> &'static str {
+            const fn images(self) -> Images {
                 match self {
-                    Self::Move => ptx!("move"),
-                    $(Self::Reduce(Element::$type, Operator::Sum) => ptx!($sum),
-                    Self::Reduce(Element::$type, Operator::Prod) => ptx!($prod),
-                    Self::Reduce(Element::$type, Operator::Min) => ptx!($min),
-                    Self::Reduce(Element::$type, Operator::Max) => ptx!($max),)*
+                    Self::Move => images!("move"),
+                    $(Self::Reduce(Element::$type, Operator::Sum) => images!($sum),
+                    Self::Reduce(Element::$type, Operator::Prod) => images!($prod),
+                    Self::Reduce(Element::$type, Operator::Min) => images!($min),
+                    Self::Reduce(Element::$type, Operator::Max) => images!($max),)*
                 }
             }
         }
     };
 }
 
-macro_rules! ptx {
-    ($name:literal) => {
-        concat!(include_str!(concat!("../../../../kernels/ptx/", $name, ".ptx")), "\0")
-    };
+/// A module in both forms.
+#[derive(Clone, Copy)]
+struct Images {
+    /// For every device, compiled by the driver when it is loaded; ends with a zero byte.
+    ptx: &'static str,
+    /// Machine code for compute capability 9.0, compressed; drivers of CUDA 13 and later take it.
+    sm_90: &'static [u8],
+}
+
+/// The driver reads words of what it is given.
+#[repr(C, align(16))]
+struct Aligned<T: ?Sized>(T);
+
+macro_rules! images {
+    ($name:literal) => {{
+        const SM_90: &Aligned<[u8]> =
+            &Aligned(*include_bytes!(concat!("../../../../kernels/sm_90/", $name, ".fatbin")));
+        let path = concat!(include_str!(concat!("../../../../kernels/ptx/", $name, ".ptx")), "\0");
+        Images { ptx: path, sm_90: &SM_90.0 }
+    }};
 }
 
 texts! {
@@ -237,37 +294,45 @@ texts! {
     (E5m2, "e5m2-sum", "e5m2-prod", "e5m2-min", "e5m2-max")
 }
 
-/// Two kernels of one module, for one context.
+/// The kernels of one module, for one context.
 pub struct Kernels {
     context: Arc<Context>,
     module: RawModule,
-    low_latency: RawFunction,
-    push: RawFunction,
+    /// In the order of [`Way`].
+    functions: [RawFunction; 3],
 }
 
 impl Kernels {
-    /// Compiles the module for the device of `context`.
+    /// Brings the module to the device of `context`: its machine code where there is some that the driver takes (a
+    /// millisecond), else its PTX, which the driver compiles (a fifth of a second).
     ///
     /// # Errors
-    /// What the driver says.
+    /// What the driver says of the PTX.
     pub fn load(context: &Arc<Context>, set: KernelSet) -> Result<Self, Error> {
-        let (ll, push) = match set {
-            KernelSet::Move => (c"bl_ll_move", c"bl_push_move"),
-            KernelSet::Reduce(..) => (c"bl_ll_reduce", c"bl_push_reduce"),
+        let names = match set {
+            KernelSet::Move => [c"bl_ll_move", c"bl_line_move", c"bl_push_move"],
+            KernelSet::Reduce(..) => [c"bl_ll_reduce", c"bl_line_reduce", c"bl_push_reduce"],
         };
         let values = || format!("{set:?}");
         let mut module = RawModule::NULL;
         let load = context.table().cuModuleLoadDataEx;
-        let text: *const c_void = set.text().as_ptr().cast();
+        let Images { ptx, sm_90 } = set.images();
+        let none = std::ptr::null();
         let _current = context.enter()?;
-        // SAFETY: the text ends with a zero byte; no options.
-        let result = unsafe { load(&raw mut module, text, 0, std::ptr::null(), std::ptr::null()) };
-        context.check("cuModuleLoadDataEx", result, values)?;
-        let none = RawFunction::NULL;
-        let context = Arc::clone(context);
-        let mut new = Self { context, module, low_latency: none, push: none };
-        new.low_latency = new.find(ll)?;
-        new.push = new.find(push)?;
+        let mut result = CuResult::INVALID_VALUE;
+        if context.device().attribute(DeviceAttribute::COMPUTE_CAPABILITY_MAJOR) == 9 {
+            // SAFETY: a whole fat binary, which says how long it is; aligned for its words; no options.
+            result = unsafe { load(&raw mut module, sm_90.as_ptr().cast(), 0, none, none.cast()) };
+        }
+        if result != CuResult::SUCCESS {
+            // SAFETY: the text ends with a zero byte; no options.
+            result = unsafe { load(&raw mut module, ptx.as_ptr().cast(), 0, none, none.cast()) };
+            context.check("cuModuleLoadDataEx", result, values)?;
+        }
+        let functions = [RawFunction::NULL; 3];
+        let mut new = Self { context: Arc::clone(context), module, functions };
+        let [packets, lines, push] = names;
+        new.functions = [new.find(packets)?, new.find(lines)?, new.find(push)?];
         Ok(new)
     }
 
@@ -311,11 +376,22 @@ pub enum Args<'a> {
     Reduce(&'a ReduceArgs),
 }
 
+/// How data travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Way {
+    /// Eight bytes and their flag in one store.
+    Packets,
+    /// Lines of 128 bytes with a flag at the end, stored by eight threads at once.
+    Lines,
+    /// Chunks behind a fence and a flag.
+    Push,
+}
+
 /// How one launch runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// The push kernel, or the low-latency one.
-    pub push: bool,
+    /// Which kernel.
+    pub way: Way,
     /// Blocks.
     pub blocks: u32,
     /// Threads in each.
@@ -342,7 +418,12 @@ impl Stream {
         if kernels.context.raw() != self.context().raw() {
             return Err(Error::Refused("the kernels were compiled for another device"));
         }
-        let function = if shape.push { kernels.push } else { kernels.low_latency };
+        let [packets, lines, push] = kernels.functions;
+        let function = match shape.way {
+            Way::Packets => packets,
+            Way::Lines => lines,
+            Way::Push => push,
+        };
         let mut params: [*mut c_void; 1] = [match args {
             Args::Move(args) => std::ptr::from_ref(args).cast_mut().cast(),
             Args::Reduce(args) => std::ptr::from_ref(args).cast_mut().cast(),
@@ -432,7 +513,7 @@ mod tests {
 
     #[test]
     fn layouts_are_those_of_layout_cuh() {
-        assert_eq!((size_of::<Comm>(), align_of::<Comm>()), (16 * 8 + 5 * 8 + 16, 8));
+        assert_eq!((size_of::<Comm>(), align_of::<Comm>()), (16 * 8 + 5 * 8 + 32, 8));
         assert_eq!(size_of::<MoveArgs>(), size_of::<Comm>() + 16 * 48);
         assert_eq!(size_of::<ReduceArgs>(), size_of::<Comm>() + 64);
         assert_eq!(size_of::<Report>(), 56);
@@ -445,12 +526,17 @@ mod tests {
     #[test]
     fn every_text_is_ptx_of_its_kernels() {
         for set in [KernelSet::Move, KernelSet::Reduce(Element::E5m2, Operator::Max)] {
-            let text = set.text();
+            let text = set.images().ptx;
             let kind = if set == KernelSet::Move { "move" } else { "reduce" };
-            for name in ["ll", "push"] {
+            for name in ["ll", "line", "push"] {
                 assert!(text.contains(&format!(".entry bl_{name}_{kind}(")), "{set:?} {name}");
             }
             assert!(text.contains("\n.version 8.2\n") && text.ends_with('\0'));
+            // A fat binary says how long it is: the magic and sizes of its header, then of what follows.
+            let binary = set.images().sm_90;
+            assert_eq!(binary[..4], [0x50, 0xed, 0x55, 0xba], "{set:?}");
+            let size = u64::from_le_bytes(*binary[8..].first_chunk().unwrap());
+            assert_eq!(size + 16, binary.len() as u64, "{set:?}");
         }
     }
 }

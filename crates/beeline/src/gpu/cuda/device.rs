@@ -259,6 +259,12 @@ impl Device {
         enabled.map_err(|error| self.failed(format_args!("reach {}", peer.label()), error))
     }
 
+    /// Whether the link to `peer` carries atomic operations of the devices, as NVLink does and PCI does not.
+    pub(crate) fn has_fabric_to(&self, peer: &Self) -> bool {
+        const NATIVE_ATOMICS: i32 = 3;
+        self.inner.handle.p2p_attribute(NATIVE_ATOMICS, &peer.inner.handle) == Some(1)
+    }
+
     pub(crate) fn context(&self) -> Result<Arc<Context>> {
         let mut context = lock(&self.inner.context);
         if let Some(context) = &*context {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use beeline_core::addr::DevicePtr;
 use beeline_core::reason::{Code, Reason};
 use beeline_sys::cuda::collective::{
-    Comm, IpcMapping, RANKS_MAX, chunk_bytes, ll_blocks, push_at, window_bytes,
+    Comm, IpcMapping, RANKS_MAX, chunk_bytes, line_at, line_span, ll_blocks, push_at, window_bytes,
 };
 use beeline_sys::cuda::{DeviceMem, HostRegistration, Stream as Handle};
 
@@ -16,24 +16,25 @@ use super::{Cuda, LEFT_MAX, Peer, REPORT_OFFSET, device_of, process_is_gone, ret
 use crate::collective::control::ABORT_OFFSET;
 use crate::collective::executor::{Setup, Tail};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{DeviceId, Gpu};
+use crate::gpu::{CudaDevice, DeviceId, DeviceUuid, Gpu};
 use crate::lock;
 
 /// How long clearing a window may take.
 const CLEAR_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What a rank tells the others about its window: fit (1 byte), device ordinal (4), process (16), address
-/// (8), IPC handle (64).
+/// What a rank tells the others about its window: fit (1 byte), device ordinal (4), device UUID (16), process (16),
+/// address (8), IPC handle (64).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Offer {
     fit: bool,
     ordinal: u32,
+    device: [u8; 16],
     process: [u8; 16],
     address: u64,
     handle: [u8; 64],
 }
 
-const OFFER_BYTES: usize = 1 + 4 + 16 + 8 + 64;
+const OFFER_BYTES: usize = 1 + 4 + 16 + 16 + 8 + 64;
 
 pub(super) fn join(setup: &mut Setup<'_>) -> Result<Cuda> {
     let kept = retire(None);
@@ -44,8 +45,10 @@ pub(super) fn join(setup: &mut Setup<'_>) -> Result<Cuda> {
         given.iter().map(|one| Offer::decode(&one.bytes).unwrap_or(Offer::UNFIT)).collect();
     let joined = own.and_then(|own| own.connect(setup, &offers));
     // Everybody goes one way. It is also the barrier behind which all windows are clear and mapped.
-    let answers = (setup.exchange)(&[u8::from(joined.is_ok())], Vec::new())?;
+    let fabric = joined.as_ref().is_ok_and(|cuda| cuda.comm.line_span > 0);
+    let answers = (setup.exchange)(&[u8::from(joined.is_ok()), u8::from(fabric)], Vec::new())?;
     let first = answers.iter().position(|answer| answer.bytes.first() != Some(&1));
+    let lines = answers.iter().all(|answer| answer.bytes.get(1) == Some(&1));
     match (joined, first) {
         // Not to be hidden behind the slow path.
         (Err(error), _) if error.code() == CROWDED => Err(error),
@@ -55,7 +58,12 @@ pub(super) fn join(setup: &mut Setup<'_>) -> Result<Cuda> {
             format!("rank {rank} cannot reach the others' device memory"),
         )
         .with_reasons(vec![Reason::with(Code::P2pNotCapable, format!("rank {rank}"))])),
-        (Ok(cuda), None) => verified(cuda, setup),
+        (Ok(mut cuda), None) => {
+            if !lines {
+                cuda.comm.line_span = 0;
+            }
+            verified(cuda, setup)
+        }
     }
 }
 
@@ -122,6 +130,7 @@ impl Own {
         }
         let context = device.context()?;
         let DeviceId::Cuda(ordinal) = device.info().id else { return Err(simulated(setup)) };
+        let uuid = device.info().cuda.as_ref().map_or([0; 16], |cuda| cuda.uuid.bytes);
         let window = DeviceMem::alloc(&context, window_bytes(setup.ranks));
         let window = window.map_err(|e| device.failed("make a window for collectives", e))?;
         let window = Arc::new(window);
@@ -133,7 +142,7 @@ impl Own {
         let handle = window.ipc_handle().unwrap_or([0; 64]);
         let address = window.ptr().as_u64();
         remember(&window);
-        let offer = Offer { fit: true, ordinal, process: process(), address, handle };
+        let offer = Offer { fit: true, ordinal, device: uuid, process: process(), address, handle };
         Ok(Self { window, pinned: Arc::new(pinned), offer })
     }
 
@@ -157,6 +166,11 @@ impl Own {
         comm.push_at = push_at(setup.ranks);
         comm.chunk = chunk_bytes(setup.ranks);
         comm.ll_blocks = ll_blocks(setup.ranks) as u32;
+        comm.line_at = line_at(setup.ranks);
+        let others = offers.iter().filter(|offer| offer.device != self.offer.device);
+        if setup.ranks > 1 && others.into_iter().all(|offer| has_fabric(device, offer)) {
+            comm.line_span = line_span(setup.ranks);
+        }
         let visible = (0..setup.ranks).filter(|r| !process_is_gone(setup.control.process(*r)));
         Ok(Cuda {
             visible: visible.collect(),
@@ -213,6 +227,13 @@ impl Own {
     }
 }
 
+/// Whether the link to the device of `offer` is one that lines can be sent over; not where this process does not see it.
+fn has_fabric(device: &CudaDevice, offer: &Offer) -> bool {
+    let id = [false, true].map(|mig| DeviceId::CudaUuid(DeviceUuid { mig, bytes: offer.device }));
+    let peer = id.iter().find_map(|id| Gpu::open(id).ok());
+    peer.as_ref().and_then(Gpu::as_cuda).is_some_and(|peer| device.has_fabric_to(peer))
+}
+
 fn simulated(setup: &Setup<'_>) -> Error {
     Error::new(Kind::NoRoute, format!("{} runs no collective kernels", setup.gpu.id()))
         .with_reasons(vec![Reason::new(Code::DeviceSimulated)])
@@ -260,12 +281,19 @@ fn process() -> [u8; 16] {
 }
 
 impl Offer {
-    const UNFIT: Self =
-        Self { fit: false, ordinal: 0, process: [0; 16], address: 0, handle: [0; 64] };
+    const UNFIT: Self = Self {
+        fit: false,
+        ordinal: 0,
+        device: [0; 16],
+        process: [0; 16],
+        address: 0,
+        handle: [0; 64],
+    };
 
     fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![u8::from(self.fit)];
         bytes.extend(self.ordinal.to_le_bytes());
+        bytes.extend(self.device);
         bytes.extend(self.process);
         bytes.extend(self.address.to_le_bytes());
         bytes.extend(self.handle);
@@ -276,11 +304,13 @@ impl Offer {
         let bytes: &[u8; OFFER_BYTES] = bytes.try_into().ok()?;
         let (fit, rest) = bytes.split_first()?;
         let (ordinal, rest) = rest.split_first_chunk()?;
+        let (device, rest) = rest.split_first_chunk()?;
         let (process, rest) = rest.split_first_chunk()?;
         let (address, rest) = rest.split_first_chunk()?;
         Some(Self {
             fit: *fit == 1,
             ordinal: u32::from_le_bytes(*ordinal),
+            device: *device,
             process: *process,
             address: u64::from_le_bytes(*address),
             handle: *rest.first_chunk()?,
@@ -294,8 +324,14 @@ mod tests {
 
     #[test]
     fn offers_survive_and_others_are_unfit() {
-        let offer =
-            Offer { fit: true, ordinal: 3, process: process(), address: 7 << 40, handle: [9; 64] };
+        let offer = Offer {
+            fit: true,
+            ordinal: 3,
+            device: [5; 16],
+            process: process(),
+            address: 7 << 40,
+            handle: [9; 64],
+        };
         assert_eq!(Offer::decode(&offer.encode()), Some(offer));
         for bytes in [vec![], vec![1; OFFER_BYTES - 1], vec![1; OFFER_BYTES + 1]] {
             assert_eq!(Offer::decode(&bytes), None);

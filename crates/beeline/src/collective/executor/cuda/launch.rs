@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use beeline_sys::cuda::collective::{
-    Element, KernelSet, LL_SPAN_MAX, LL_THREADS_MAX, LL_THREADS_MORE, MoveArgs, Operator,
-    PUSH_BLOCKS, PUSH_THREADS, Part, ReduceArgs, Shape, chunk_bytes, ll_blocks,
+    Element, KernelSet, LINE_THREADS, LL_SPAN_MAX, LL_THREADS_MAX, LL_THREADS_MORE, MoveArgs,
+    Operator, PUSH_BLOCKS, PUSH_THREADS, Part, ReduceArgs, Shape, Way, chunk_bytes, line_blocks,
+    ll_blocks,
 };
 use beeline_sys::cuda::{DeviceMem, Stream as Handle};
 
@@ -16,9 +17,11 @@ use crate::core::addr::ByteRange;
 use crate::core::collective::{Call, CallError, Collective, DataType, RedOp};
 use crate::error::{Error, Result};
 
-/// Parts up to this many bytes travel as packets; measured on two H200 (docs/p2p.md). Both sides of a part
-/// must choose alike, so it depends on nothing but the size and the number of ranks.
-const PACKETS_MAX: u64 = 512 << 10;
+/// Parts up to this many bytes travel as packets where lines can be used, and up to the second without them; measured on
+/// two H200 (docs/p2p.md). Both sides of a part must choose alike, so it depends on nothing but the size, the number
+/// of ranks, and what all ranks agreed on when they joined.
+const PACKETS_MAX: u64 = 48 << 10;
+const PACKETS_ONLY_MAX: u64 = 512 << 10;
 /// Up to this many bytes an all-reduce of more than two ranks gives every rank every input; above, each
 /// reduces one part.
 const ONE_SHOT_MAX: u64 = 32 << 10;
@@ -120,33 +123,23 @@ impl Cuda {
         Ok(())
     }
 
-    /// Small parts in one kernel, large ones in another.
+    /// Parts that travel alike in one kernel, small ones before large ones.
     fn launch_moves(
         &mut self,
         args: &mut MoveArgs,
         stream: &Handle,
         held: &[Arc<DeviceMem>],
     ) -> Result<()> {
-        let packets = self.packets_max();
-        let small = |part: &Part| part.send_bytes <= packets && part.recv_bytes <= packets;
-        if args.parts.iter().all(small) {
-            let most = args.parts.iter().map(|part| part.send_bytes.max(part.recv_bytes)).max();
-            return match most {
-                None | Some(0) => Ok(()),
-                Some(most) => self.move_parts(args, self.packets(most), stream, held),
-            };
-        }
         let all = args.parts;
-        for push in [false, true] {
+        for way in [Way::Packets, Way::Lines, Way::Push] {
             let mut most = 0;
             for (part, all) in args.parts.iter_mut().zip(&all) {
-                let keep = |bytes: u64| if (bytes > packets) == push { bytes } else { 0 };
+                let keep = |bytes: u64| if bytes > 0 && self.way(bytes) == way { bytes } else { 0 };
                 (part.send_bytes, part.recv_bytes) = (keep(all.send_bytes), keep(all.recv_bytes));
                 most = most.max(part.send_bytes).max(part.recv_bytes);
             }
-            let shape = if push { pushed(most) } else { self.packets(most) };
             if most > 0 {
-                self.move_parts(args, shape, stream, held)?;
+                self.move_parts(args, self.shape(way, most), stream, held)?;
             }
         }
         Ok(())
@@ -229,44 +222,48 @@ impl Cuda {
             word: work.word,
         };
         args.comm.call = work.packed;
-        let push = work.bytes > self.packets_max();
-        let shape = if push { pushed(work.bytes) } else { self.packets(work.bytes) };
+        let shape = self.shape(self.way(work.bytes), work.bytes);
         self.reduce(set, &args, shape, stream, work.held)
     }
 
     /// What a message of so many bytes takes of the room in the receiver's window.
     fn room_of(&self, bytes: u64) -> u64 {
-        match bytes > self.packets_max() {
-            // One of the slots of packets.
-            false => ROOM / 2,
-            true => bytes.div_ceil(PUSH_BLOCKS * u64::from(chunk_bytes(self.ranks))),
+        let lines = u64::from(self.comm.line_span) * u64::from(self.comm.ll_blocks);
+        match self.way(bytes) {
+            // One of two slots.
+            Way::Packets => ROOM / 2,
+            Way::Lines if bytes <= lines => ROOM / 2,
+            Way::Lines => u64::MAX,
+            Way::Push => bytes.div_ceil(PUSH_BLOCKS * u64::from(chunk_bytes(self.ranks))),
         }
     }
 
-    fn packets_max(&self) -> u64 {
-        PACKETS_MAX.min(ll_blocks(self.ranks) * LL_SPAN_MAX)
-    }
-
-    /// The launch of a low-latency kernel whose largest part has `most` bytes.
-    fn packets(&self, most: u64) -> Shape {
-        let blocks = ll_blocks(self.ranks);
-        let shift = if most <= blocks << 12 { 12 } else { 13 };
-        let span = 1_u64 << shift;
-        let threads = most.min(span).div_ceil(8).next_multiple_of(32);
-        Shape {
-            push: false,
-            blocks: most.div_ceil(span).clamp(1, blocks) as u32,
-            threads: threads.min(LL_THREADS_MAX.into()) as u32 + LL_THREADS_MORE,
+    /// How a part of `bytes` travels.
+    fn way(&self, bytes: u64) -> Way {
+        let packets = ll_blocks(self.ranks) * LL_SPAN_MAX;
+        let lines = u64::from(self.comm.line_span) * u64::from(self.comm.ll_blocks);
+        match bytes {
+            _ if bytes <= PACKETS_MAX.min(packets) => Way::Packets,
+            _ if bytes <= lines => Way::Lines,
+            _ if lines == 0 && bytes <= PACKETS_ONLY_MAX.min(packets) => Way::Packets,
+            _ => Way::Push,
         }
     }
-}
 
-/// The launch of a push kernel whose largest part has `most` bytes.
-fn pushed(most: u64) -> Shape {
-    Shape {
-        push: true,
-        blocks: most.div_ceil(16).clamp(1, PUSH_BLOCKS) as u32,
-        threads: PUSH_THREADS,
+    /// The launch of a kernel whose largest part has `most` bytes.
+    fn shape(&self, way: Way, most: u64) -> Shape {
+        let blocks_max = ll_blocks(self.ranks);
+        let (blocks, threads) = match way {
+            Way::Packets => {
+                let span = if most <= blocks_max << 12 { 1 << 12 } else { 1 << 13 };
+                let threads = most.min(span).div_ceil(8).next_multiple_of(32);
+                let threads = threads.min(LL_THREADS_MAX.into()) as u32 + LL_THREADS_MORE;
+                (most.div_ceil(span).clamp(1, blocks_max), threads)
+            }
+            Way::Lines => (line_blocks(self.ranks, most).clamp(1, blocks_max), LINE_THREADS),
+            Way::Push => (most.div_ceil(16).clamp(1, PUSH_BLOCKS), PUSH_THREADS),
+        };
+        Shape { way, blocks: blocks as u32, threads }
     }
 }
 

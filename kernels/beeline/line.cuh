@@ -1,0 +1,250 @@
+// Lines: a warp stores four lines of 128 bytes at once, each of 120 bytes of data and 8 of flag. Like packets,
+// without a fence, but with a sixteenth of the link for flags instead of half.
+//
+// That a line which a warp stored by one instruction is never seen in part, where the flag at its end is seen, is a
+// property of NVLink and of devices from compute capability 7.0 on, on which NCCL's protocol of the same kind relies too.
+// It is no promise of the memory model: lines are used only between devices that say they have native atomics over
+// their link (executor/cuda/join.rs).
+//
+// Some warps send, the others take. Messages are counted together with those of packets.
+#pragma once
+#include "ll.cuh"
+
+constexpr u32 LINE_DATA = 120;
+constexpr u32 LINE_GROUP = 4 * LINE_DATA; // what a warp carries at once
+constexpr u32 LINE_SPAN_MIN = 8 * LINE_GROUP;
+constexpr u32 LINE_SENDERS_MAX = 4; // warps
+constexpr int LINE_AT_ONCE = 4;     // groups that a sending warp reads before it stores
+
+struct LineShared {
+    LlShared ll;
+    u32 sent[LINE_SENDERS_MAX]; // groups that this warp has read are below
+};
+
+// What a block carries of `bytes`: whole groups, the same on both sides.
+DEVICE u64 line_share(const Comm &c, u64 bytes, u64 *start) {
+    u64 span = (bytes + c.ll_blocks - 1) / c.ll_blocks;
+    span = (span + LINE_GROUP - 1) / LINE_GROUP * LINE_GROUP;
+    span = span < LINE_SPAN_MIN ? LINE_SPAN_MIN : span;
+    *start = span * block_index();
+    return *start < bytes ? smaller(bytes - *start, span) : 0;
+}
+DEVICE u32 line_groups(u64 share) { return (u32)((share + LINE_GROUP - 1) / LINE_GROUP); }
+// Where lines from `source` to `dest` lie, in the memory of `dest`.
+DEVICE u64 line_region(const Comm &c, u32 source, u32 dest, u32 number) {
+    u64 region = c.line_span / LINE_DATA * 128;
+    u64 slot = (u64)lane_of(source, dest) * LL_SLOTS + number % LL_SLOTS;
+    return c.windows[dest] + c.line_at + (slot * c.ll_blocks + block_index()) * region;
+}
+
+// A thread of a warp: where its 16 bytes of a group are, of which the last of each line's are 8 and the flag.
+struct Lane {
+    u32 at, data; // in the lines, and in the data
+    bool last;
+};
+DEVICE Lane lane() {
+    u32 l = thread_index() % 32;
+    return Lane{l * 16, l / 8 * LINE_DATA + l % 8 * 16, l % 8 == 7};
+}
+struct Pair {
+    u64 a, b;
+};
+// This thread's bytes of the group at `from`, of which `left` are there.
+DEVICE Pair line_read(const Lane &l, u64 from, u64 left) {
+    Pair v = {0, 0};
+    if (l.data < left) v.a = load8(from + l.data, left - l.data);
+    if (!l.last && l.data + 8 < left) v.b = load8(from + l.data + 8, left - l.data - 8);
+    return v;
+}
+DEVICE void line_write(const Lane &l, u64 to, u64 left, Pair v) {
+    if (l.data < left) store8(to + l.data, left - l.data, v.a);
+    if (!l.last && l.data + 8 < left) store8(to + l.data + 8, left - l.data - 8, v.b);
+}
+DEVICE u64 line_flag(u32 number) { return (u64)ll_flag(number) << 32 | ll_flag(number); }
+DEVICE void line_put(const Lane &l, u64 to, u64 flag, Pair v) {
+    u64 b = l.last ? flag : v.b;
+    store_line(to + l.at, Quad{(u32)v.a, (u32)(v.a >> 32), (u32)b, (u32)(b >> 32)}, l.last);
+}
+
+// `count` groups, of which the first of this warp is `first` and the next are `step` apart, waited for; all threads of the
+// warp together. `at` is where the message lies.
+template <int MOST>
+DEVICE bool line_take(const Comm &c, LlShared &s, const Lane &l, u64 at, u32 source, u32 first, u32 step, int count, Pair (&v)[MOST]) {
+    u64 flag = line_flag(s.counters[source].received + 1), started = 0;
+#pragma unroll 1
+    for (;;) {
+#pragma unroll 1
+        for (u32 spin = 0; spin < SPINS; spin++) {
+            bool good = true;
+#pragma unroll
+            for (int k = 0; k < MOST; k++) {
+                if (k >= count) break;
+                Quad q = load_line(at + (u64)(first + k * step) * 512 + l.at, l.last);
+                v[k] = Pair{(u64)q.x | (u64)q.y << 32, (u64)q.z | (u64)q.w << 32};
+                good &= !l.last || v[k].b == flag;
+            }
+            if (warp_all(good)) return true;
+            relax();
+        }
+        started = look_up(c, source, PHASE_DATA, s.headers[source], started);
+        if (UNLIKELY(!warp_all(started != 0))) return false;
+    }
+}
+
+// Which warps of a block send, and which take; the last one deals with headers.
+DEVICE u32 line_senders() {
+    u32 warps = ll_workers() / 32 / 4;
+    return warps < 1 ? 1 : warps > LINE_SENDERS_MAX ? LINE_SENDERS_MAX : warps;
+}
+DEVICE bool line_begin(const Comm &c, LineShared &s, u32 sends, u32 to, u32 from, u64 out, u64 in) {
+    if (thread_index() < LINE_SENDERS_MAX) s.sent[thread_index()] = 0;
+    bool good = ll_begin(c, s.ll, sends, to, from, out, in);
+    // The last warp may have found something wrong already, seen by some threads of another warp and not by all; they
+    // stay together from here on.
+    return warp_all(good);
+}
+
+// Sends `share` bytes at `from + p * stride` to every rank `p` of `sends`; one sending warp's part.
+template <class F>
+DEVICE void line_send(const Comm &c, LineShared &s, u32 p, u64 from, u64 share, u32 first, u32 step, F change) {
+    Lane l = lane();
+    u32 number = s.ll.counters[p].sent + 1, groups = line_groups(share);
+    u64 flag = line_flag(number), to = line_region(c, c.rank, p, number);
+    Pair v[LINE_AT_ONCE];
+#pragma unroll
+    for (int k = 0; k < LINE_AT_ONCE; k++) {
+        u64 g = first + k * step;
+        if (g < groups) v[k] = line_read(l, from + g * LINE_GROUP, share - g * LINE_GROUP);
+    }
+#pragma unroll
+    for (int k = 0; k < LINE_AT_ONCE; k++) {
+        u64 g = first + k * step;
+        if (g < groups) line_put(l, to + g * 512, flag, Pair{change(v[k].a), change(v[k].b)});
+    }
+}
+
+DEVICE void line_move(const MoveArgs &a, LineShared &s) {
+    const Comm &c = a.comm;
+    u32 sends = 0, takes = 0, to = 0, from = 0, most = 0;
+    u64 start;
+#pragma unroll 1
+    for (u32 p = 0; p < c.ranks; p++) {
+        if (p == c.rank) continue;
+        u64 out = line_share(c, a.parts[p].send_bytes, &start), in = line_share(c, a.parts[p].recv_bytes, &start);
+        sends |= (u32)(out != 0) << p;
+        takes |= (u32)(in != 0) << p;
+        to |= (u32)(a.parts[p].send_bytes != 0) << p;
+        from |= (u32)(a.parts[p].recv_bytes != 0) << p;
+        most = line_groups(out) > most ? line_groups(out) : most;
+    }
+    u32 header = thread_index() - ll_workers(), warp = thread_index() / 32, warps = ll_workers() / 32, senders = line_senders();
+    bool works = warp < warps;
+    u64 word_out = !works && header < c.ranks ? a.parts[header].send_word : 0;
+    u64 word_in = !works && header < c.ranks ? a.parts[header].recv_word : 0;
+    bool good = line_begin(c, s, sends, to, from, word_out, word_in);
+    if (good && works && warp < senders) {
+#pragma unroll 1
+        for (u32 g = warp; g < most; g += senders * LINE_AT_ONCE)
+#pragma unroll 1
+            for (u32 step = 1; step < c.ranks; step++) {
+                u32 p = (c.rank + step) % c.ranks;
+                if (!(sends >> p & 1)) continue;
+                u64 share = line_share(c, a.parts[p].send_bytes, &start);
+                line_send(c, s, p, a.parts[p].send + start, share, g, senders, AsItIs{});
+            }
+    } else if (good && works) {
+        u32 taker = warp - senders, takers = warps - senders;
+        const Part &self = a.parts[c.rank];
+        if (self.recv != self.send) {
+            u64 share = line_share(c, self.recv_bytes, &start);
+            copy_own(self.recv + start, self.send + start, share, thread_index() - senders * 32, takers * 32);
+        }
+        Lane l = lane();
+#pragma unroll 1
+        for (u32 step = 1; good && step < c.ranks; step++) {
+            u32 p = (c.rank + c.ranks - step) % c.ranks;
+            if (!(takes >> p & 1)) continue;
+            u64 share = line_share(c, a.parts[p].recv_bytes, &start), out = a.parts[p].recv + start;
+            u64 at = line_region(c, p, c.rank, s.ll.counters[p].received + 1);
+            u32 groups = line_groups(share);
+            constexpr int MOST = 2;
+#pragma unroll 1
+            for (u32 g = taker; good && g < groups; g += takers * MOST) {
+                Pair v[MOST];
+                int count = g + takers < groups ? 2 : 1;
+                good = line_take<MOST>(c, s.ll, l, at, p, g, takers, count, v);
+#pragma unroll
+                for (int k = 0; k < MOST; k++) {
+                    u64 offset = (u64)(g + k * takers) * LINE_GROUP;
+                    if (good && k < count) line_write(l, out + offset, share - offset, v[k]);
+                }
+            }
+        }
+    }
+    ll_end(c, s.ll, good, sends, takes, from);
+}
+
+// Each rank's part to each rank of `send_mask`; parts of `recv_mask` and the own one are reduced in the
+// order of ranks.
+template <class T, int OP>
+DEVICE void line_reduce(const ReduceArgs &a, LineShared &s) {
+    const Comm &c = a.comm;
+    u64 start, share = line_share(c, a.bytes, &start);
+    u32 groups = line_groups(share), warp = thread_index() / 32, warps = ll_workers() / 32, senders = line_senders();
+    bool works = warp < warps;
+    Weigh w = weigh<T>(a);
+    Weighed<T, OP> weighed = {w};
+    bool good = line_begin(c, s, a.send_mask, a.send_mask, a.recv_mask, a.word, a.word);
+    if (good && works && warp < senders) {
+#pragma unroll 1
+        for (u32 g = warp; g < groups; g += senders * LINE_AT_ONCE) {
+#pragma unroll 1
+            for (u32 step = 1; step < c.ranks; step++) {
+                u32 p = (c.rank + step) % c.ranks;
+                if (a.send_mask >> p & 1) line_send(c, s, p, a.in + p * a.stride + start, share, g, senders, weighed);
+            }
+            // All threads of the warp have read these groups: an operation in place may overwrite them.
+            warp_barrier();
+            if (thread_index() % 32 == 0) set(s.sent[warp], g + senders * LINE_AT_ONCE);
+        }
+    } else if (good && works && (a.recv_mask || c.ranks == 1)) {
+        constexpr int MOST = sizeof(typename T::Bits) == 1 ? 1 : 2;
+        bool waits = a.send_mask && a.stride == 0 && a.in == a.out;
+        u32 taker = warp - senders, takers = warps - senders;
+        u64 own = a.in + c.rank * a.stride + start, out = a.out + start;
+        Lane l = lane();
+#pragma unroll 1
+        for (u32 g = taker; good && g < groups; g += takers * MOST) {
+            int count = MOST > 1 && g + takers < groups ? MOST : 1;
+            Unit<T, OP> lo[MOST], hi[MOST];
+            Pair mine[MOST];
+#pragma unroll
+            for (int k = 0; k < MOST; k++) {
+                u64 offset = (u64)(g + k * takers) * LINE_GROUP;
+                if (k < count) mine[k] = line_read(l, own + offset, share - offset);
+            }
+#pragma unroll 1
+            for (u32 p = 0; good && p < c.ranks; p++) {
+                Pair v[MOST];
+                if (p != c.rank) good = line_take<MOST>(c, s.ll, l, line_region(c, p, c.rank, s.ll.counters[p].received + 1), p, g, takers, count, v);
+#pragma unroll
+                for (int k = 0; k < MOST; k++) {
+                    u64 x = p == c.rank ? weighed(mine[k].a) : v[k].a, y = p == c.rank ? weighed(mine[k].b) : v[k].b;
+                    if (p == 0)
+                        lo[k].first(x), hi[k].first(y);
+                    else
+                        lo[k].next(x), hi[k].next(y);
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < MOST; k++) {
+                u32 group = g + k * takers;
+                if (!good || k >= count) continue;
+                while (waits && read(s.sent[group % senders]) <= group) relax();
+                u64 offset = (u64)group * LINE_GROUP;
+                line_write(l, out + offset, share - offset, Pair{lo[k].result(w), hi[k].result(w)});
+            }
+        }
+    }
+    ll_end(c, s.ll, good, a.send_mask, a.recv_mask, a.recv_mask);
+}
