@@ -52,7 +52,8 @@ conformance() {
         CUDA_DEVICE_MAX_CONNECTIONS=1 BEELINE_STALL_SECONDS=5 timeout -k 5 30 \
             ./conformance.here "$ours" "$folder" $group 2>&1 | tail -12
     done
-    note "a child of fork that calls exit(0), without this library"
+    note "the group of forks alone, and a child that calls exit(0) without this library"
+    timeout -k 5 30 ./conformance.here "$ours" "$folder" forks 2>&1 | tail -30
     timeout -k 5 60 ./fork_exit.here
 }
 
