@@ -51,12 +51,18 @@ fn a_c_program_runs_unchanged() {
     link("libnccl.so.2", library());
     link("libcuda.so.1", built("beeline-test-libcuda", "libbeeline_test_libcuda.so"));
     for devices in [2, 4] {
-        client(folder.path(), devices);
+        client(folder.path(), devices, "staged");
+    }
+    // On the kernels, which the devices run on the CPU where there was a C++ compiler to build them.
+    if has("c++") {
+        for devices in [2, 3, 8] {
+            client(folder.path(), devices, "auto");
+        }
     }
 }
 
 /// The program for a number of devices, compiled and run.
-fn client(folder: &Path, devices: u32) {
+fn client(folder: &Path, devices: u32, path: &str) {
     let program = folder.join("program");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/program.c");
     run(Command::new("cc")
@@ -71,8 +77,12 @@ fn client(folder: &Path, devices: u32) {
         .env_remove("BEELINE_CUDA_LIBRARY")
         .env_remove("CUDA_VISIBLE_DEVICES")
         .env("BEELINE_TEST_CUDA_DEVICES", devices.to_string())
-        .env("BEELINE_COMM_PATH", "staged"));
-    assert!(String::from_utf8_lossy(&output.stdout).ends_with("passed\n"));
+        .env("BEELINE_LOG", "info")
+        .env("BEELINE_COMM_PATH", path));
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(path == "staged" || !told.contains("go through host memory"), "{told}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.ends_with("passed\n"), "{devices} devices, {path}: {text}");
 }
 
 /// Exactly the committed list, each with its twin, under the right name.

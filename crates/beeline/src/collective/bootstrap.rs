@@ -8,20 +8,22 @@
 //!    [`Exchange`] gives each rank's bytes and descriptors to all. It lasts as long as all ranks do.
 //!
 //! Everything is bounded: a connection has [`GREETING`] in all to prove itself, in one short message, and some are
-//! greeted at once ([`Greeters`]), so that others who say nothing keep no rank from joining; the listener gives up at
+//! greeted at once, so that others who say nothing keep no rank from joining; the listener gives up at
 //! its deadline.
 
-use std::collections::BTreeMap;
+mod root;
+
+pub(super) use root::{listen, listen_agreed};
+
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixStream};
 use std::time::{Duration, Instant};
 
 use super::control::RANKS_MAX;
 use super::executor::Gathered;
-use super::greeters::Greeters;
 use super::id::UniqueId;
 use super::secret::{DIGEST, equal, hmac};
 use super::wire::{self, Timed};
@@ -34,273 +36,6 @@ const GREETING: Duration = Duration::from_secs(5);
 const PROOF_MAX: usize = 2 * DIGEST + 4 + 4 + 1 + 255 + 255;
 /// How often somebody who waits looks up.
 const PAUSE: Duration = Duration::from_millis(2);
-
-/// Starts to listen and answers how to come here. The listener ends when all ranks came and left, or, where not all
-/// came, after `deadline`.
-pub(super) fn listen(address: Option<SocketAddr>, deadline: Duration) -> Result<UniqueId> {
-    let address = address.unwrap_or_else(|| SocketAddr::new(routed_address(), 0));
-    let listener = TcpListener::bind(address)
-        .map_err(|error| Error::io(format_args!("listen on {address}"), error))?;
-    let local = listener.local_addr().map_err(|error| Error::io("name the listener", error))?;
-    let id = UniqueId::of(local, random()?);
-    serve(listener, id, deadline)?;
-    Ok(id)
-}
-
-/// Listens at the address of an identifier that all ranks agreed on.
-pub(super) fn listen_agreed(id: UniqueId, deadline: Duration) -> Result<()> {
-    let listener = TcpListener::bind(id.address())
-        .map_err(|error| Error::io(format_args!("listen on {}", id.address()), error))?;
-    serve(listener, id, deadline)
-}
-
-fn serve(listener: TcpListener, id: UniqueId, deadline: Duration) -> Result<()> {
-    listener.set_nonblocking(true).map_err(|error| Error::io("set up the listener", error))?;
-    let root = Root { listener, id, deadline: Instant::now() + deadline };
-    std::thread::Builder::new()
-        .name("beeline-root".to_owned())
-        .spawn(move || root.run())
-        .map_err(|error| Error::io("start the thread that ranks meet at", error))?;
-    Ok(())
-}
-
-/// The address that packets to the outside leave from; loopback without a network.
-fn routed_address() -> IpAddr {
-    let ask = || -> io::Result<IpAddr> {
-        // Connecting a UDP socket sends nothing; the kernel only picks the route (a documentation address).
-        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-        socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9))?;
-        Ok(socket.local_addr()?.ip())
-    };
-    ask().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
-}
-
-/// What identifies the running kernel, and how a person calls the machine.
-fn host() -> (Vec<u8>, String) {
-    let read = |path| std::fs::read(path).unwrap_or_default().trim_ascii().to_vec();
-    let name = String::from_utf8_lossy(&read("/proc/sys/kernel/hostname")).into_owned();
-    let identity = crate::config::host_id()
-        .map_or_else(|| read("/proc/sys/kernel/random/boot_id"), String::into_bytes);
-    (identity, name)
-}
-
-/// Who a rank says it is.
-#[derive(Clone, Debug)]
-struct Hello {
-    rank: u32,
-    ranks: u32,
-    host: Vec<u8>,
-    name: String,
-}
-
-impl Hello {
-    fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        bytes.extend_from_slice(&self.rank.to_le_bytes());
-        bytes.extend_from_slice(&self.ranks.to_le_bytes());
-        bytes.push(self.host.len().min(255) as u8);
-        bytes.extend(self.host.iter().take(255));
-        bytes.extend(self.name.bytes().take(255));
-        bytes
-    }
-
-    fn decode(bytes: &[u8]) -> Option<Self> {
-        let (rank, rest) = bytes.split_first_chunk::<4>()?;
-        let (ranks, rest) = rest.split_first_chunk::<4>()?;
-        let (len, rest) = rest.split_first()?;
-        let (host, name) = rest.split_at_checked(usize::from(*len))?;
-        let name = String::from_utf8_lossy(name).into_owned();
-        let (rank, ranks) = (u32::from_le_bytes(*rank), u32::from_le_bytes(*ranks));
-        (rank < ranks && ranks <= RANKS_MAX).then(|| Self {
-            rank,
-            ranks,
-            host: host.to_vec(),
-            name,
-        })
-    }
-}
-
-/// The side that listens.
-struct Root {
-    listener: TcpListener,
-    id: UniqueId,
-    deadline: Instant,
-}
-
-impl Root {
-    fn run(self) {
-        let Some(mut ranks) = self.gather() else { return };
-        let verdict = judge(&ranks);
-        let socket = verdict.as_ref().ok().and_then(|()| unix_listener(&self.id).ok());
-        let answer = match (&verdict, &socket) {
-            (Ok(()), Some(_)) => String::new(),
-            (Ok(()), None) => "the host of rank 0 refuses Unix sockets".to_owned(),
-            (Err(text), _) => text.clone(),
-        };
-        for (_, stream) in ranks.values_mut() {
-            let _ = wire::send(stream, answer.as_bytes());
-        }
-        if let (true, Some(socket)) = (answer.is_empty(), socket) {
-            let count = ranks.len() as u32;
-            drop(ranks);
-            exchange_rounds(&socket, &self.id, count, self.deadline);
-        }
-    }
-
-    /// All ranks, once all came.
-    fn gather(&self) -> Option<BTreeMap<u32, (Hello, TcpStream)>> {
-        let mut ranks: BTreeMap<u32, (Hello, TcpStream)> = BTreeMap::new();
-        let mut greeters = Greeters::new();
-        while Instant::now() < self.deadline {
-            while greeters.has_room()
-                && let Ok((stream, _)) = self.listener.accept()
-            {
-                let (id, until) = (self.id, self.deadline.min(Instant::now() + GREETING));
-                greeters
-                    .start(move || greet(&stream, &id, until).ok().map(|hello| (hello, stream)));
-            }
-            let Some((hello, mut stream)) = greeters.next(PAUSE) else { continue };
-            if let Some((first, earlier)) = ranks.get(&hello.rank)
-                && !has_left(earlier)
-            {
-                let text = format!("rank {} came twice (of {})", first.rank, first.ranks);
-                let _ = wire::send(&mut stream, text.as_bytes());
-                continue;
-            }
-            if let Some((first, _)) = ranks.values().next()
-                && first.ranks != hello.ranks
-            {
-                let text = format!(
-                    "rank {} counts {} ranks, rank {} counts {}",
-                    hello.rank, hello.ranks, first.rank, first.ranks
-                );
-                let _ = wire::send(&mut stream, text.as_bytes());
-                continue;
-            }
-            let all = hello.ranks as usize;
-            ranks.insert(hello.rank, (hello, stream));
-            if ranks.len() == all {
-                return Some(ranks);
-            }
-        }
-        let missing = |count: u32| {
-            let absent = (0..count).filter(|rank| !ranks.contains_key(rank)).map(|r| r.to_string());
-            absent.collect::<Vec<_>>().join(", ")
-        };
-        let count = ranks.values().next().map_or(0, |(hello, _)| hello.ranks);
-        let text = format!("these ranks did not come by the deadline: {}", missing(count));
-        for (_, stream) in ranks.values_mut() {
-            let _ = wire::send(stream, text.as_bytes());
-        }
-        None
-    }
-}
-
-/// Proves both sides to each other, from the listener's side.
-fn greet(socket: &TcpStream, id: &UniqueId, deadline: Instant) -> Result<Hello, io::Error> {
-    socket.set_nonblocking(false)?;
-    socket.set_nodelay(true)?;
-    let stream = &mut Timed::new(socket, Some(deadline));
-    let refused = || io::Error::from(io::ErrorKind::PermissionDenied);
-    let mine: [u8; DIGEST] = random().map_err(|_| refused())?;
-    wire::send(stream, &mine)?;
-    let message = wire::receive_at_most(PROOF_MAX, stream)?;
-    let (mac, rest) = message.split_first_chunk::<DIGEST>().ok_or_else(refused)?;
-    let (theirs, hello) = rest.split_first_chunk::<DIGEST>().ok_or_else(refused)?;
-    if !equal(mac, &hmac(id.secret(), &[b"rank", &mine, theirs, hello])) {
-        return Err(refused());
-    }
-    wire::send(stream, &hmac(id.secret(), &[b"root", theirs, &mine]))?;
-    socket.set_write_timeout(Some(GREETING))?;
-    Hello::decode(hello).ok_or_else(refused)
-}
-
-/// Whether a rank has closed its connection, as one does that comes again.
-fn has_left(stream: &TcpStream) -> bool {
-    let peeked = stream.set_nonblocking(true).and_then(|()| stream.peek(&mut [0]));
-    let back = stream.set_nonblocking(false);
-    let there = matches!(&peeked, Ok(1..))
-        || peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
-    back.is_err() || !there
-}
-
-/// Whether the ranks can be one communicator here.
-fn judge(ranks: &BTreeMap<u32, (Hello, TcpStream)>) -> Result<(), String> {
-    let mut hosts: BTreeMap<&[u8], (&str, Vec<String>)> = BTreeMap::new();
-    for (hello, _) in ranks.values() {
-        let entry = hosts.entry(&hello.host).or_insert((&hello.name, Vec::new()));
-        entry.1.push(hello.rank.to_string());
-    }
-    if hosts.len() < 2 {
-        return Ok(());
-    }
-    let list = hosts.values().map(|(name, ranks)| format!("{name}: ranks {}", ranks.join(" ")));
-    Err(format!("{SPANS} ({})", list.collect::<Vec<_>>().join("; ")))
-}
-
-const SPANS: &str = "the communicator spans hosts";
-
-/// The socket at which ranks of this host meet. Its name follows from the secret, so that nobody else finds or
-/// takes it.
-fn unix_name(id: &UniqueId) -> io::Result<UnixAddr> {
-    let name: String =
-        hmac(id.secret(), &[b"socket"]).iter().take(16).map(|b| format!("{b:02x}")).collect();
-    UnixAddr::from_abstract_name(format!("beeline-{name}"))
-}
-
-fn unix_listener(id: &UniqueId) -> io::Result<UnixListener> {
-    let listener = UnixListener::bind_addr(&unix_name(id)?)?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
-}
-
-/// Carries exchanges until a rank leaves.
-fn exchange_rounds(listener: &UnixListener, id: &UniqueId, count: u32, deadline: Instant) {
-    let mut ranks: BTreeMap<u32, UnixStream> = BTreeMap::new();
-    let mut greeters = Greeters::new();
-    while ranks.len() < count as usize {
-        if Instant::now() >= deadline {
-            return;
-        }
-        while greeters.has_room()
-            && let Ok((stream, _)) = listener.accept()
-        {
-            let (id, until) = (*id, deadline.min(Instant::now() + GREETING));
-            greeters.start(move || admit(&stream, &id, until).ok().map(|rank| (rank, stream)));
-        }
-        if let Some((rank, stream)) = greeters.next(PAUSE) {
-            ranks.entry(rank).or_insert(stream);
-        }
-    }
-    // Between exchanges nothing is due; a rank that leaves ends it.
-    while let Some(round) = one_round(&ranks) {
-        for stream in ranks.values() {
-            for (bytes, fds) in &round {
-                let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-                let until = Instant::now() + GREETING;
-                if wire::send_with(&mut Timed::new(stream, Some(until)), bytes, &fds).is_err() {
-                    return;
-                }
-            }
-        }
-    }
-}
-
-fn one_round(ranks: &BTreeMap<u32, UnixStream>) -> Option<Vec<(Vec<u8>, Vec<OwnedFd>)>> {
-    ranks.values().map(|stream| wire::receive_with(&mut Timed::new(stream, None)).ok()).collect()
-}
-
-fn admit(stream: &UnixStream, id: &UniqueId, deadline: Instant) -> io::Result<u32> {
-    stream.set_nonblocking(false)?;
-    let refused = || io::Error::from(io::ErrorKind::PermissionDenied);
-    let message = wire::receive_at_most(PROOF_MAX, &mut Timed::new(stream, Some(deadline)))?;
-    let (mac, rank) = message.split_first_chunk::<DIGEST>().ok_or_else(refused)?;
-    let rank = rank.first_chunk::<4>().copied().map(u32::from_le_bytes).ok_or_else(refused)?;
-    if !equal(mac, &hmac(id.secret(), &[b"local", &rank.to_le_bytes()])) {
-        return Err(refused());
-    }
-    Ok(rank)
-}
 
 /// One rank's end.
 #[derive(Debug)]
@@ -467,8 +202,65 @@ fn refusal(text: &str) -> Error {
     Error::new(kind, text).coded("collective-bootstrap")
 }
 
+/// What identifies the running kernel, and how a person calls the machine.
+fn host() -> (Vec<u8>, String) {
+    let read = |path| std::fs::read(path).unwrap_or_default().trim_ascii().to_vec();
+    let name = String::from_utf8_lossy(&read("/proc/sys/kernel/hostname")).into_owned();
+    let identity = crate::config::host_id()
+        .map_or_else(|| read("/proc/sys/kernel/random/boot_id"), String::into_bytes);
+    (identity, name)
+}
+
+/// Who a rank says it is.
+#[derive(Clone, Debug)]
+struct Hello {
+    rank: u32,
+    ranks: u32,
+    host: Vec<u8>,
+    name: String,
+}
+
+impl Hello {
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend_from_slice(&self.rank.to_le_bytes());
+        bytes.extend_from_slice(&self.ranks.to_le_bytes());
+        bytes.push(self.host.len().min(255) as u8);
+        bytes.extend(self.host.iter().take(255));
+        bytes.extend(self.name.bytes().take(255));
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (rank, rest) = bytes.split_first_chunk::<4>()?;
+        let (ranks, rest) = rest.split_first_chunk::<4>()?;
+        let (len, rest) = rest.split_first()?;
+        let (host, name) = rest.split_at_checked(usize::from(*len))?;
+        let name = String::from_utf8_lossy(name).into_owned();
+        let (rank, ranks) = (u32::from_le_bytes(*rank), u32::from_le_bytes(*ranks));
+        (rank < ranks && ranks <= RANKS_MAX).then(|| Self {
+            rank,
+            ranks,
+            host: host.to_vec(),
+            name,
+        })
+    }
+}
+
+const SPANS: &str = "the communicator spans hosts";
+
+/// The socket at which ranks of this host meet. Its name follows from the secret, so that nobody else finds or
+/// takes it.
+fn unix_name(id: &UniqueId) -> io::Result<UnixAddr> {
+    let name: String =
+        hmac(id.secret(), &[b"socket"]).iter().take(16).map(|b| format!("{b:02x}")).collect();
+    UnixAddr::from_abstract_name(format!("beeline-{name}"))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use super::*;
 
     fn soon() -> Instant {

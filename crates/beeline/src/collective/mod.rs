@@ -43,6 +43,8 @@ mod executor;
 mod greeters;
 mod group;
 mod id;
+mod parts;
+mod queue;
 mod secret;
 mod watch;
 mod wire;

@@ -89,11 +89,11 @@ impl Watched {
         if control.has_failed() {
             return false;
         }
-        if let Some(failure) = failure_of_others(&control) {
-            if now.duration_since(*self.failed.get_or_insert(now)) >= GRACE {
-                control.fail(failure);
-                return false;
-            }
+        if let Some(failure) = failure_of_others(&control)
+            && now.duration_since(*self.failed.get_or_insert(now)) >= GRACE
+        {
+            control.fail(failure);
+            return false;
         }
         if let Some((rank, calls)) = control.take_waiting() {
             let new = Wait { calls, since: now, seen: now, gone: None, told: false };

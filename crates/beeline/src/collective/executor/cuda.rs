@@ -10,6 +10,7 @@
 mod join;
 mod launch;
 mod report;
+mod rounds;
 mod verify;
 
 pub(in crate::collective) use report::{REPORT_OFFSET, WAITING_OFFSET, failure, failure_of_others};

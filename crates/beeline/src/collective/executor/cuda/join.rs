@@ -69,6 +69,10 @@ pub(super) fn join(setup: &mut Setup<'_>) -> Result<Cuda> {
 
 /// Bytes from everybody to everybody, compared. All ranks are inside.
 fn verified(cuda: Cuda, setup: &mut Setup<'_>) -> Result<Cuda> {
+    if cuda.ranks == 1 {
+        // There is nobody to reach, and the window has no room for what others write.
+        return Ok(cuda);
+    }
     let written = Probe::write(&cuda);
     (setup.exchange)(&[], Vec::new())?;
     let checked = written.and_then(|probe| probe.check(&cuda));

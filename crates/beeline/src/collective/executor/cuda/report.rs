@@ -179,8 +179,9 @@ mod tests {
     #[test]
     fn a_failure_that_came_from_another_rank_names_who_is_to_blame() {
         type Report = (u32, u32, (u64, u64), (u64, u64));
+        type Case = ([Report; 3], (u32, u32, (u64, u64)));
         let none = (0, 0, (0, 0), (0, 0));
-        let cases: [([Report; 3], (u32, u32, (u64, u64))); 8] = [
+        let cases: [Case; 8] = [
             // Rank 2 missed rank 1, or found it in another call.
             ([(4, 2, SUM, (0, 0)), none, (2, 1, SUM, (0, 0))], (2, 1, (0, 0))),
             ([(4, 2, SUM, (0, 0)), none, (1, 1, SUM, OTHER)], (1, 1, OTHER)),
