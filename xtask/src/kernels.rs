@@ -115,9 +115,15 @@ fn machine_code(folder: &Path, check: bool) -> Outcome {
     });
     for module in std::iter::once("move".to_owned()).chain(reductions) {
         // The same names for all, in a folder of their own: nothing of the place is in what comes out.
-        fs::copy(folder.join(format!("ptx/{module}.ptx")), work.join("kernel.ptx")).map_err(fail)?;
+        fs::copy(folder.join(format!("ptx/{module}.ptx")), work.join("kernel.ptx"))
+            .map_err(fail)?;
         let mut assemble = Command::new(&ptxas);
-        output(assemble.current_dir(&work).args(["-arch=sm_90", "kernel.ptx", "-o", "kernel.cubin"]))?;
+        output(assemble.current_dir(&work).args([
+            "-arch=sm_90",
+            "kernel.ptx",
+            "-o",
+            "kernel.cubin",
+        ]))?;
         let mut pack = Command::new(ptxas.with_file_name("fatbinary"));
         pack.current_dir(&work).args(["--create=kernel.fatbin", "--compress-all"]);
         pack.args(["--compress-mode=size", "--image3=kind=elf,sm=90,file=kernel.cubin"]);

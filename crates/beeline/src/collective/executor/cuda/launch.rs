@@ -5,7 +5,7 @@ use std::sync::Arc;
 use beeline_sys::cuda::collective::{
     Element, KernelSet, LINE_THREADS, LL_SPAN_MAX, LL_THREADS_MAX, LL_THREADS_MORE, MoveArgs,
     Operator, PUSH_BLOCKS, PUSH_THREADS, Part, RANKS_MAX, ReduceArgs, Shape, Way, line_blocks,
-    ll_blocks,
+    line_bytes_max, ll_blocks,
 };
 use beeline_sys::cuda::{DeviceMem, Stream as Handle};
 
@@ -234,7 +234,7 @@ impl Cuda {
     /// How a part of `bytes` travels.
     fn way(&self, bytes: u64) -> Way {
         let packets = ll_blocks(self.ranks) * LL_SPAN_MAX;
-        let lines = u64::from(self.comm.line_span) * u64::from(self.comm.ll_blocks);
+        let lines = if self.comm.line_span > 0 { line_bytes_max(self.ranks) } else { 0 };
         match bytes {
             _ if bytes <= PACKETS_MAX.min(packets) => Way::Packets,
             _ if bytes <= lines => Way::Lines,
