@@ -2,9 +2,10 @@
 # Runs the drop-in libcufile on a machine with a GPU: conformance, real clients, and a benchmark beside
 # NVIDIA's library and kvikio. Each part has a time limit and none stops the others. Prints text.
 #
-# usage: cufile.sh [conformance] [clients] [bench]        (all three without a word)
+# usage: cufile.sh [conformance] [clients] [ceiling] [bench]        (all of them without a word)
 # env: WHEELS=folder of wheels (../.whl)   FOLDER=where files are made (/tmp/beeline-cufile, ~3 GiB)
 #      NVIDIA_LIB=path of NVIDIA's libcufile.so.0 (looked for)   PASSES=3   SECONDS_CELL=0.3
+#      WAITS="event word" for passes with other ways of waiting as well
 set -uo pipefail
 cd "$(dirname "$0")"
 here=$PWD
@@ -16,18 +17,26 @@ cp -f libcufile.so.0 lib/libcufile.so.0
 ln -sf libcufile.so.0 lib/libcufile.so
 ours=$here/lib/libcufile.so.0
 began=$SECONDS
-[ $# -gt 0 ] || set -- conformance clients bench
+[ $# -gt 0 ] || set -- conformance clients ceiling bench
 note() { printf '\n== [%3d s] %s\n' $((SECONDS - began)) "$*"; }
 note "$(cat COMMIT) on $(uname -r), $(nproc) CPUs, $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -1)"
 note "$folder is $(stat -f -c %T "$folder"), /dev/shm is $(stat -f -c %T /dev/shm)"
 
 # The programs are built here where there is a compiler, for this machine's C library.
-for p in conformance cufile_bench; do
+for p in conformance cufile_bench write_ceiling fork_exit; do
     if command -v cc >/dev/null; then
         cc -std=gnu11 -O2 -w -I. $p.c -o $p.here -ldl -lpthread 2>&1 | head -3
     fi
     [ -x $p.here ] || cp $p $p.here
 done
+
+# What the kernel allows a writer of one file, without a GPU and without a library.
+ceiling() {
+    for where in "$folder" /dev/shm; do
+        note "ceiling of writes, $where: way,block,threads,GB/s,CPU-s/GiB"
+        timeout -k 5 25 ./write_ceiling.here "$where" 0.1
+    done
+}
 
 conformance() {
     note "conformance over the real driver, files on $folder"
@@ -37,6 +46,13 @@ conformance() {
     BEELINE_POOL_BYTES=64M BEELINE_CUFILE_WAIT=word timeout -k 5 100 \
         ./conformance.here "$ours" /dev/shm/beeline-cufile 2>&1 | grep -v "ERROR: stream-ordered" | tail -40
     rm -rf /dev/shm/beeline-cufile
+    note "streams, batches and threads where all streams of the device share one hardware queue"
+    for group in streams batches threads crowd; do
+        CUDA_DEVICE_MAX_CONNECTIONS=1 BEELINE_STALL_SECONDS=5 timeout -k 5 40 \
+            ./conformance.here "$ours" "$folder" $group 2>&1 | grep -v "ERROR: stream-ordered" | tail -12
+    done
+    note "a child of fork that calls exit(0), without this library"
+    timeout -k 5 60 ./fork_exit.here
 }
 
 clients() {
@@ -101,16 +117,19 @@ bench() {
     for number in $(seq 1 "${PASSES:-3}"); do
         [ -n "$nvidia" ] && pass "$nvidia" nvidia "$number" A=1
         pass "$ours" beeline "$number" A=1
-        pass "$ours" beeline-event "$number" BEELINE_CUFILE_WAIT=event
-        pass "$ours" beeline-word "$number" BEELINE_CUFILE_WAIT=word
+        for wait in ${WAITS:-}; do
+            pass "$ours" "beeline-$wait" "$number" "BEELINE_CUFILE_WAIT=$wait"
+        done
     done
     [ -n "$nvidia" ] && pass "$nvidia" nvidia last A=1
     pass plain plain-driver 1 A=1
-    pass word plain-word 1 A=1
-    note "bench: cold"
+    note "bench: cold, and each byte of a cached file written over once"
     for pair in "${nvidia:-none} nvidia" "$ours beeline"; do
         set -- $pair
         [ "$1" = none ] || timeout -k 5 30 ./cufile_bench.here "$1" "$2" "$folder" 1 4 cold >>"$rows" 2>>"$out/bench.err"
+        for number in 1 2 3; do
+            [ "$1" = none ] || timeout -k 5 30 ./cufile_bench.here "$1" "$2" "$folder" $number 4 once >>"$rows" 2>>"$out/bench.err"
+        done
     done
     note "bench: kvikio's POSIX path"
     if [ -d /tmp/beeline-clients/kvikio ]; then
@@ -119,7 +138,7 @@ bench() {
             timeout -k 5 60 python3 cufile_clients.py kvikio-bench "$folder" "$seconds" kvikio-posix >>"$rows" 2>"$out/kvikio-bench.err" || tail -3 "$out/kvikio-bench.err"
     fi
     note "tables"
-    python3 cufile_table.py "$rows" nvidia beeline beeline-event beeline-word plain-driver plain-word kvikio-posix
+    python3 cufile_table.py "$rows" nvidia beeline ${WAITS:+$(printf 'beeline-%s ' $WAITS)} plain-driver kvikio-posix
     python3 cufile_table.py "$rows" kvikio-posix beeline | tail -28
     note "rows"
     cat "$rows"

@@ -1,6 +1,6 @@
 /* Throughput and latency of cuFileRead and cuFileWrite, for one library, over all cells once.
  *
- * usage: cufile_bench LIBRARY NAME FOLDER PASS [SECONDS [SIZES...]]
+ * usage: cufile_bench LIBRARY NAME FOLDER PASS [SECONDS [cold | once]]
  *   LIBRARY  path of a libcufile.so.0; or "plain" (pread, copy, wait in the driver) or "word" (the stream
  *            writes a word that is looked at), what a call costs that does nothing else
  *   FOLDER   holds cufile-bench.read and cufile-bench.write, which are made where they are not there
@@ -151,14 +151,20 @@ static int by_value(const void *a, const void *b) {
     float x = *(const float *)a, y = *(const float *)b;
     return (x > y) - (x < y);
 }
-/* the last block of a reader, byte for byte */
+/* one block of a worker once more, byte for byte: what was read is what the file was made of, what was written
+ * is what the device holds */
 static int compared(struct worker *w) {
-    size_t units = read_size / w->size, low = units * w->index / w->threads;
-    if (w->write || once(w, (off_t)(low * w->size)) != (ssize_t)w->size) return 0;
-    unsigned long *got = malloc(w->size);
+    size_t units = (w->write ? write_size : read_size) / w->size, low = units * w->index / w->threads;
+    if (once(w, (off_t)(low * w->size)) != (ssize_t)w->size) return 0;
+    unsigned long *got = malloc(w->size), *file = malloc(w->size);
     int ok = !cu_d2h(got, w->buffer, w->size);
-    for (size_t i = 0; ok && i < w->size / 8; i++) ok = got[i] == word_at(low * w->size / 8 + i);
+    if (w->write) {
+        ok = ok && pread(write_fd, file, w->size, (off_t)(low * w->size)) == (ssize_t)w->size;
+        ok = ok && !memcmp(got, file, w->size);
+    } else
+        for (size_t i = 0; ok && i < w->size / 8; i++) ok = got[i] == word_at(low * w->size / 8 + i);
     free(got);
+    free(file);
     return ok;
 }
 static void cell(const char *name, const char *pass, const char *op, size_t size, int threads,
@@ -194,10 +200,10 @@ static void cell(const char *name, const char *pass, const char *op, size_t size
         for (size_t k = 0; k < workers[i].count && count < 2 * SAMPLES; k += step) all[count++] = workers[i].times[k];
     }
     qsort(all, count, sizeof *all, by_value);
-    int same = *op == 'r' ? compared(&workers[threads - 1]) : -1;
+    int same = compared(&workers[threads - 1]);
     printf("%s,%s,%s,%zu,%d,%.3f,%.1f,%.1f,%.4f,%s\n", name, pass, op, size, threads, done / t / 1e9,
            count ? all[count / 2] : 0, count ? all[count * 99 / 100] : 0, done ? c / (done / 1073741824.0) : 0,
-           same < 0 ? "-" : same ? "yes" : "NO");
+           same ? "yes" : "NO");
     fflush(stdout);
 }
 int main(int argc, char **argv) {
@@ -236,6 +242,25 @@ int main(int argc, char **argv) {
             fsync(read_fd);
             posix_fadvise(read_fd, 0, 0, POSIX_FADV_DONTNEED);
             cell(argv[2], argv[4], "read-cold", cells[i].size, cells[i].threads, reads, buffers, seconds);
+        }
+        return 0;
+    }
+    if (argc > 6 && !strcmp(argv[6], "once")) {
+        /* what is in the page cache, and clean, is written over once, by a handle that is new */
+        static const struct { size_t size; int threads; } cells[] = {{1 << 20, 1}, {16 << 20, 1}, {1 << 20, 4}, {16 << 20, 4}};
+        char *warm = malloc(4 << 20);
+        cold = 1;
+        for (int i = 0; i < 4; i++) {
+            CUfileDescr_t descr;
+            memset(&descr, 0, sizeof descr);
+            descr.type = CU_FILE_HANDLE_TYPE_OPAQUE_FD;
+            char path[64];
+            snprintf(path, sizeof path, "/proc/self/fd/%d", write_fd);
+            descr.handle.fd = open(path, O_RDWR);
+            if (descr.handle.fd < 0 || (!plain && f_handle(&writes, &descr).err)) die("once", i);
+            for (size_t at = 0; at < write_size; at += 4 << 20) if (pread(write_fd, warm, 4 << 20, at) < 0) die("warm", at);
+            fsync(write_fd);
+            cell(argv[2], argv[4], "write-once", cells[i].size, cells[i].threads, writes, buffers, seconds);
         }
         return 0;
     }

@@ -33,7 +33,7 @@ for name in names:
         if not a or not b or not a[0]:
             continue
         ratio = b[0] / a[0]
-        if "cold" not in cell[0]:
+        if cell[0] in ("read", "write"):
             ratios.append(ratio)
         flags = ("  <0.95" if ratio < 0.95 else "") + (" p99" if b[2] > a[2] * 1.1 else "")
         flags += " cpu" if b[3] > a[3] * 1.1 else ""

@@ -1084,6 +1084,39 @@ def c_in_place(cupy, nccl, mine, world):
     return "allReduce and bcast in place, in one group"
 
 
+def c_capture(cupy, nccl, mine, world):
+    """One communicator on two streams of one capture, which nothing of the program's orders."""
+    if len(mine) > 1:
+        return "one process a rank only"
+    comm, r = mine[0]
+    n = 300001
+    first, second = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+    xs = [cupy.zeros(n, "f4") for _ in range(6)]
+    source = cupy.zeros(n, "f4")
+    fork, join = cupy.cuda.Event(disable_timing=True), cupy.cuda.Event(disable_timing=True)
+    total = (nccl.NCCL_FLOAT32, nccl.NCCL_SUM)
+    cupy.cuda.runtime.deviceSynchronize()
+    first.begin_capture()
+    fork.record(first)
+    second.wait_event(fork)
+    for i, x in enumerate(xs):
+        # Rank 1 takes the streams in the other order: calls are ordered by when they were made.
+        stream = (first, second)[(i + r) % 2]
+        comm.allReduce(source.data.ptr, x.data.ptr, n - i, *total, stream.ptr)
+    join.record(second)
+    first.wait_event(join)
+    graph = first.end_capture()
+    for step in range(20):
+        source[...] = step + r
+        cupy.cuda.runtime.deviceSynchronize()
+        graph.launch(first)
+        first.synchronize()
+        for i, x in enumerate(xs):
+            expect(bool((x[:n - i] == 2 * step + 1).all()), f"replay {step}, call {i}: {x[:3]}")
+    expect(comm.check_async_error() in (None, 0), "async error")
+    return "6 calls over 2 streams of one capture, 20 replays"
+
+
 def c_end(cupy, nccl, mine, world):
     for comm, _ in mine[:-1]:
         comm.destroy()
@@ -1092,7 +1125,7 @@ def c_end(cupy, nccl, mine, world):
     return f"destroy; abort took {(time.monotonic() - began) * 1e3:.1f} ms"
 
 
-CUPY = [("calls", 30, c_calls), ("in place", 10, c_in_place), ("end", 10, c_end)]
+CUPY = [("calls", 30, c_calls), ("in place", 10, c_in_place), ("capture", 20, c_capture), ("end", 10, c_end)]
 
 
 # ---------------------------------------------------------------- ctypes

@@ -42,6 +42,9 @@ struct Report {
     u64 waited_ns;
     u32 block, phase;
 };
+// Behind the report, for the host while a kernel waits: 1 + the rank that it waits for, and above that how many calls
+// the two have made. Nobody else writes it, and the host clears it.
+constexpr u64 WAITING_AT = 56;
 enum { MISMATCH = 1, DEADLINE = 2, ABORTED = 3, PEER_FAILED = 4 };
 enum { PHASE_CREDIT = 1, PHASE_DATA = 2, PHASE_HEADER = 3, PHASE_ORDER = 4 };
 

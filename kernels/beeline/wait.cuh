@@ -51,6 +51,9 @@ OUTLINE u64 look_up(const Comm &c, u32 peer, u32 phase, const Expected &e, u64 s
     if (started == 0) started = now;
     u64 waited = now - started;
     if (peek(own + AT_FAILED) != 0) return 0;
+    // The host sees what a kernel cannot: whether the peer's process is still there.
+    u64 calls = peek(own + AT_CALLS + peer * 16) + peek(own + AT_CALLS + peer * 16 + 4);
+    store_wide(c.report + WAITING_AT, calls << 32 | (peer + 1));
     u32 poison = peek(own + AT_POISON);
     if (compare_header(c, peer, e, theirs) < 0)
         fail(c, MISMATCH, peer, phase, waited, e.word, theirs);

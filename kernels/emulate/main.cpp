@@ -41,7 +41,7 @@ struct World {
             windows.push_back((u8 *)aligned_alloc(4096, bytes));
             memset(windows[r], 0, bytes);
             count_on(windows[r]);
-            reports.push_back((Report *)calloc(1, sizeof(Report)));
+            reports.push_back((Report *)calloc(1, WAITING_AT + 8));
             aborts.push_back((u32 *)calloc(1, 64));
         }
     }

@@ -205,6 +205,8 @@ fn cufile(root: &Path, folder: &Path) -> Outcome {
     for (source, name) in [
         ("dropin/cufile/tests/conformance.c", "conformance"),
         ("benches/bundle/cufile_bench.c", "cufile_bench"),
+        ("benches/peers/write_ceiling.c", "write_ceiling"),
+        ("benches/peers/fork_exit.c", "fork_exit"),
     ] {
         let mut compile = Command::new("cc");
         compile.args(["-std=gnu11", "-O2", "-w"]).arg("-I").arg(root.join("dropin/cufile/include"));

@@ -43,15 +43,13 @@ pub(crate) fn run(args: &[String]) -> Outcome {
     if check {
         machine_code(&folder, true)?;
     }
-    let library = std::env::var_os("BEELINE_NVRTC").unwrap_or_else(|| "libnvrtc.so.12".into());
-    let compiler = match Nvrtc::open(Path::new(&library)) {
-        Ok(compiler) if compiler.version() == VERSION => compiler,
-        Ok(_) | Err(_) if check => {
+    let compiler = match compiler() {
+        Ok(compiler) => compiler,
+        Err(_) if check => {
             println!("SKIP nvrtc");
             return Ok(());
         }
-        Ok(other) => return Err(format!("{other:?} found, CUDA {VERSION:?} needed")),
-        Err(error) => return Err(format!("{error}; set BEELINE_NVRTC")),
+        Err(error) => return Err(error),
     };
     let mut different = Vec::new();
     let mut modules = vec![
@@ -64,15 +62,9 @@ pub(crate) fn run(args: &[String]) -> Outcome {
             modules.push((module, "reduce.cu", vec![(*architecture, Some((*name, *operator)))]));
         }
     }
-    let include = format!("--include-path={}", folder.display());
     for (module, source, variants) in modules {
-        let text = fs::read_to_string(folder.join(source)).map_err(|error| error.to_string())?;
         for (architecture, of) in variants {
-            let mut options = vec![format!("--gpu-architecture={architecture}"), include.clone()];
-            if let Some((name, operator)) = of {
-                options.extend([format!("-DTYPE={name}"), format!("-DOP={operator}")]);
-            }
-            let ptx = compiler.compile(source, &text, &options).map_err(|e| e.to_string())?;
+            let ptx = compile(&compiler, &folder, source, architecture, of)?;
             let place = folder.join("ptx").join(format!("{module}.ptx"));
             if check {
                 if fs::read_to_string(&place).ok().as_deref() != Some(ptx.as_str()) {
@@ -88,6 +80,49 @@ pub(crate) fn run(args: &[String]) -> Outcome {
         return if check { Ok(()) } else { machine_code(&folder, false) };
     }
     Err(format!("kernels/ptx is not what the sources give: {}", different.join(" ")))
+}
+
+/// The compiler that the committed PTX is written by.
+fn compiler() -> Result<Nvrtc, String> {
+    let library = std::env::var_os("BEELINE_NVRTC").unwrap_or_else(|| "libnvrtc.so.12".into());
+    match Nvrtc::open(Path::new(&library)) {
+        Ok(compiler) if compiler.version() == VERSION => Ok(compiler),
+        Ok(other) => Err(format!("{other:?} found, CUDA {VERSION:?} needed")),
+        Err(error) => Err(format!("{error}; set BEELINE_NVRTC")),
+    }
+}
+
+/// The PTX of one source in `folder`, for one type and operator where it reduces.
+fn compile(
+    compiler: &Nvrtc,
+    folder: &Path,
+    source: &str,
+    architecture: &str,
+    of: Option<(&str, &str)>,
+) -> Result<String, String> {
+    let text = fs::read_to_string(folder.join(source)).map_err(|error| error.to_string())?;
+    let mut options = vec![
+        format!("--gpu-architecture={architecture}"),
+        format!("--include-path={}", folder.display()),
+    ];
+    if let Some((name, operator)) = of {
+        options.extend([format!("-DTYPE={name}"), format!("-DOP={operator}")]);
+    }
+    compiler.compile(source, &text, &options).map_err(|error| error.to_string())
+}
+
+/// Writes into `into` what `kernels-bench FOLDER mutant` loads, from the sources in `folder`.
+pub(crate) fn write_few(folder: &Path, into: &Path) -> Outcome {
+    let compiler = compiler()?;
+    let fail = |error: std::io::Error| format!("{}: {error}", into.display());
+    fs::create_dir_all(into).map_err(fail)?;
+    for (module, source, of) in
+        [("move", "move.cu", None), ("f32-sum", "reduce.cu", Some(("F32", "SUM")))]
+    {
+        let ptx = compile(&compiler, folder, source, "compute_80", of)?;
+        fs::write(into.join(module).with_extension("ptx"), ptx).map_err(fail)?;
+    }
+    Ok(())
 }
 
 /// The assembler whose output is committed.

@@ -39,7 +39,12 @@ const TASKS: &[Task] = &[
         &[],
         licences::run,
     ),
-    ("mutate", "[NAME..]: take one check out at a time; a test must fail", &[], mutate::run),
+    (
+        "mutate",
+        "[NAME..]: take one check out at a time; a test must fail. --ptx FOLDER: write such kernels",
+        &["--ptx"],
+        mutate::run,
+    ),
     (
         "rig",
         "[TEST] [--full]: boot the test machine and run one of its tests",

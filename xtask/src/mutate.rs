@@ -2,7 +2,8 @@
 //!
 //! `cargo xtask mutate [NAME..]` reads `.ci/mutations.txt`. Each entry names a file, a piece of its text, what
 //! stands there instead, and the tests that must fail then. The work is done on a copy below the target
-//! folder; the tree is never touched.
+//! folder; the tree is never touched. `cargo xtask mutate --ptx FOLDER` writes the mutated kernels as PTX instead,
+//! for a machine with GPUs (`mutants.sh` of the bundle).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,6 +15,9 @@ const LIST: &str = ".ci/mutations.txt";
 /// What of the tree a build of the library crates needs.
 const COPIED: &[&str] =
     &["Cargo.toml", "Cargo.lock", "crates", "xtask", "dropin", "kernels", "clippy.toml"];
+
+/// What stands as package where it is the kernels that are changed, which are no crate.
+const KERNELS: &str = "kernels";
 
 struct Mutation {
     name: String,
@@ -30,6 +34,15 @@ pub(crate) fn run(names: &[String]) -> Outcome {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let text = std::fs::read_to_string(root.join(LIST)).map_err(|e| format!("{LIST}: {e}"))?;
     let mut list = parse(&text)?;
+    if let [flag, folder] = names
+        && flag == "--ptx"
+    {
+        list.retain(|mutation| mutation.package == KERNELS);
+        return write_ptx(&root, &list, Path::new(folder));
+    }
+    if let Some(unknown) = names.iter().find(|name| !list.iter().any(|m| m.name == **name)) {
+        return Err(format!("{LIST} has no entry `{unknown}`"));
+    }
     list.retain(|mutation| names.is_empty() || names.contains(&mutation.name));
     let copy = copy_tree(&root)?;
     let mut survived = Vec::new();
@@ -52,8 +65,9 @@ fn parse(text: &str) -> Result<Vec<Mutation>, String> {
     let mut list = Vec::new();
     for block in text.split("\n\n") {
         let field = |key: &str| {
-            let line = block.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(": "));
-            line.map(str::to_owned)
+            let line = block.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+            // Nothing behind it: what stands there is taken out.
+            line.map(|value| value.strip_prefix(' ').unwrap_or(value).to_owned())
         };
         if block.lines().all(|line| line.is_empty() || line.starts_with('#')) {
             continue;
@@ -101,8 +115,9 @@ fn target(root: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
 }
 
-fn is_killed(copy: &Path, mutation: &Mutation) -> Result<bool, String> {
-    let Mutation { name, file, from, to, package, target, tests } = mutation;
+/// Does `work` while the copy has the mutation.
+fn mutated<T>(copy: &Path, mutation: &Mutation, work: impl FnOnce() -> T) -> Result<T, String> {
+    let Mutation { name, file, from, to, .. } = mutation;
     let path = copy.join(file);
     let original =
         std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -114,16 +129,24 @@ fn is_killed(copy: &Path, mutation: &Mutation) -> Result<bool, String> {
         count => return Err(format!("{name}: `{from}` stands {count} times in {file}")),
     }
     write(&original.replace(from.as_str(), to))?;
-    let target = target.as_deref();
-    let (built, tested) = if package == "kernels" {
-        // Not a crate: the kernels on CPU threads.
-        let (mut build, mut run) = crate::kernels::emulation(&copy.join("kernels"), copy);
-        (build.output(), run.output())
-    } else {
-        let built = tests_of(copy, package, target).arg("--no-run").output();
-        (built, tests_of(copy, package, target).arg(tests).output())
-    };
+    let answer = work();
     write(&original)?;
+    Ok(answer)
+}
+
+fn is_killed(copy: &Path, mutation: &Mutation) -> Result<bool, String> {
+    let Mutation { name, package, tests, .. } = mutation;
+    let target = mutation.target.as_deref();
+    let (built, tested) = mutated(copy, mutation, || {
+        if package == KERNELS {
+            // The kernels on CPU threads.
+            let (mut build, mut run) = crate::kernels::emulation(&copy.join("kernels"), copy);
+            (build.output(), run.output())
+        } else {
+            let built = tests_of(copy, package, target).arg("--no-run").output();
+            (built, tests_of(copy, package, target).arg(tests).output())
+        }
+    })?;
     let (built, tested) = match (built, tested) {
         (Ok(built), Ok(tested)) => (built, tested),
         _ => return Err("cargo does not run".into()),
@@ -133,6 +156,18 @@ fn is_killed(copy: &Path, mutation: &Mutation) -> Result<bool, String> {
         return Err(format!("{name} does not compile, so it proves nothing:\n{log}"));
     }
     Ok(!tested.status.success())
+}
+
+/// A folder of PTX for each mutation of the kernels, and one named `none` without any.
+fn write_ptx(root: &Path, list: &[Mutation], into: &Path) -> Outcome {
+    crate::kernels::write_few(&root.join("kernels"), &into.join("none"))?;
+    let copy = copy_tree(root)?;
+    for mutation in list {
+        let folder = into.join(&mutation.name);
+        mutated(&copy, mutation, || crate::kernels::write_few(&copy.join("kernels"), &folder))??;
+        println!("{}", folder.display());
+    }
+    Ok(())
 }
 
 fn tests_of(copy: &Path, package: &str, target: Option<&str>) -> Command {

@@ -21,3 +21,4 @@ pub mod testing;
 pub mod thread;
 pub mod uring;
 pub mod user;
+pub mod window;

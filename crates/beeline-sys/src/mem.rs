@@ -220,7 +220,7 @@ impl HostMem {
         Ok(Self { ptr, len, owned: false, file: None })
     }
 
-    fn own(ptr: *mut c_void, len: usize) -> io::Result<Self> {
+    pub(crate) fn own(ptr: *mut c_void, len: usize) -> io::Result<Self> {
         let ptr = NonNull::new(ptr.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { ptr, len, owned: true, file: None })
     }

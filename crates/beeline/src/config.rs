@@ -190,6 +190,11 @@ pub(crate) fn comm_staged() -> bool {
     text("BEELINE_COMM_PATH").is_some_and(|path| path == "staged")
 }
 
+/// What `BEELINE_LOG` says, else `NCCL_DEBUG`: how much a `libnccl.so.2` tells.
+pub fn comm_log() -> Option<String> {
+    text("BEELINE_LOG").or_else(|| text("NCCL_DEBUG")).filter(|level| !level.is_empty())
+}
+
 /// Bytes of shared memory of a rank on the staged path.
 pub(crate) fn comm_chunk_bytes() -> Option<u64> {
     number("BEELINE_COMM_CHUNK_BYTES")

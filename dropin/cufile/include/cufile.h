@@ -62,11 +62,49 @@ enum CUfileOpError_enum {
 };
 typedef int CUfileOpError;
 
+/* The numbers above are larger than this; what a call answers may be negative. */
+#define CUFILEOP_BASE_ERR 5000
+#define IS_CUFILE_ERR(error) ((error) > CUFILEOP_BASE_ERR || -(error) > CUFILEOP_BASE_ERR)
+#define CUFILE_ERRSTR(error) cufileop_status_error((CUfileOpError)((error) < 0 ? -(error) : (error)))
+#define IS_CUDA_ERR(status) ((status).err == CU_FILE_CUDA_DRIVER_ERROR)
+#define CU_FILE_CUDA_ERR(status) ((status).cu_err)
+
 /* What most functions answer; cu_err is the CUDA driver's own answer where it has a part in it. */
 typedef struct CUfileError {
     CUfileOpError err;
     CUresult cu_err;
 } CUfileError_t;
+
+/* A number in words. */
+static inline const char *cufileop_status_error(CUfileOpError error) {
+    switch (error) {
+    case CU_FILE_SUCCESS: return "success";
+    case CU_FILE_DRIVER_NOT_INITIALIZED: return "the driver is not open";
+    case CU_FILE_DRIVER_UNSUPPORTED_LIMIT: return "the limit is outside what is supported";
+    case CU_FILE_PLATFORM_NOT_SUPPORTED: return "the platform is not supported";
+    case CU_FILE_IO_NOT_SUPPORTED: return "this kind of file handle is not supported";
+    case CU_FILE_CUDA_DRIVER_ERROR: return "the CUDA driver answered an error";
+    case CU_FILE_CUDA_POINTER_INVALID: return "the pointer is not one of the CUDA driver";
+    case CU_FILE_CUDA_MEMORY_TYPE_INVALID: return "this kind of memory cannot be registered";
+    case CU_FILE_CUDA_POINTER_RANGE_ERROR: return "the range does not lie inside its allocation";
+    case CU_FILE_INVALID_MAPPING_RANGE: return "the range does not lie inside the registered buffer";
+    case CU_FILE_INVALID_FILE_TYPE: return "the file has no bytes at offsets";
+    case CU_FILE_INVALID_FILE_OPEN_FLAG: return "the file was opened with flags that do not allow this";
+    case CU_FILE_INVALID_VALUE: return "an argument is not valid";
+    case CU_FILE_MEMORY_ALREADY_REGISTERED: return "the memory is registered already";
+    case CU_FILE_MEMORY_NOT_REGISTERED: return "the memory is not registered";
+    case CU_FILE_DRIVER_ALREADY_OPEN: return "the driver is open already";
+    case CU_FILE_HANDLE_NOT_REGISTERED: return "the file handle is not registered";
+    case CU_FILE_HANDLE_ALREADY_REGISTERED: return "the file descriptor is registered already";
+    case CU_FILE_DEVICE_NOT_FOUND: return "the device was not found";
+    case CU_FILE_INTERNAL_ERROR: return "an internal error";
+    case CU_FILE_GETNEWFD_FAILED: return "no descriptor of the other kind could be had";
+    case CU_FILE_IO_DISABLED: return "I/O is disabled in this process";
+    case CU_FILE_BATCH_FULL: return "the batch has no room for so many entries";
+    case CU_FILE_ASYNC_NOT_SUPPORTED: return "stream-ordered I/O is not supported here";
+    default: return "an error of cuFile that this library does not answer";
+    }
+}
 
 /* ---- open and close: counted; most calls open by themselves ---- */
 CUfileError_t cuFileDriverOpen(void);
@@ -74,6 +112,12 @@ CUfileError_t cuFileDriverClose(void);
 CUfileError_t cuFileDriverClose_v2(void);
 long cuFileUseCount(void);
 CUfileError_t cuFileGetVersion(int *version); /* 1000 * major + 10 * minor */
+
+/* Bits of dcontrolflags, by number. */
+typedef enum CUfileDriverControlFlags {
+    CU_FILE_USE_POLL_MODE = 0,
+    CU_FILE_ALLOW_COMPAT_MODE = 1
+} CUfileDriverControlFlags_t;
 
 typedef struct CUfileDrvProps {
     struct {
@@ -141,9 +185,9 @@ ssize_t cuFileWritev(CUfileHandle_t handle, const CUfileIOVec_t *iov, size_t cou
                      unsigned int flags);
 
 /* ---- batches ---- */
-enum CUfileOpcode { CUFILE_READ = 0, CUFILE_WRITE = 1 };
-enum CUfileBatchMode { CUFILE_BATCH = 1 };
-enum CUfileStatus_enum {
+typedef enum CUfileOpcode { CUFILE_READ = 0, CUFILE_WRITE = 1 } CUfileOpcode_t;
+typedef enum CUfileBatchMode { CUFILE_BATCH = 1 } CUfileBatchMode_t;
+typedef enum CUfileStatus_enum {
     CUFILE_WAITING = 1,
     CUFILE_PENDING = 2,
     CUFILE_INVALID = 4,
@@ -151,7 +195,7 @@ enum CUfileStatus_enum {
     CUFILE_COMPLETE = 16,
     CUFILE_TIMEOUT = 32,
     CUFILE_FAILED = 64
-};
+} CUfileStatus_t;
 
 typedef struct CUfileIOParams {
     int mode;

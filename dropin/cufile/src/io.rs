@@ -21,10 +21,7 @@ extern "C" fn cuFileRead(
     file_offset: i64,
     ptr_offset: i64,
 ) -> isize {
-    bytes("cuFileRead", || {
-        let offsets = (file_offset, ptr_offset);
-        library().transfer(Operation::Read, handle, user(ptr), size as u64, offsets)
-    })
+    one("cuFileRead", Operation::Read, handle, (ptr, size), (file_offset, ptr_offset))
 }
 
 #[unsafe(no_mangle)]
@@ -35,10 +32,7 @@ extern "C" fn cuFileWrite(
     file_offset: i64,
     ptr_offset: i64,
 ) -> isize {
-    bytes("cuFileWrite", || {
-        let offsets = (file_offset, ptr_offset);
-        library().transfer(Operation::Write, handle, user(ptr), size as u64, offsets)
-    })
+    one("cuFileWrite", Operation::Write, handle, (ptr, size), (file_offset, ptr_offset))
 }
 
 #[unsafe(no_mangle)]
@@ -49,7 +43,7 @@ extern "C" fn cuFileReadv(
     file_offset: i64,
     flags: u32,
 ) -> isize {
-    bytes("cuFileReadv", || vector(Operation::Read, handle, &iov, count, file_offset, flags))
+    vector("cuFileReadv", Operation::Read, handle, (&iov, count), file_offset, flags)
 }
 
 #[unsafe(no_mangle)]
@@ -60,23 +54,36 @@ extern "C" fn cuFileWritev(
     file_offset: i64,
     flags: u32,
 ) -> isize {
-    bytes("cuFileWritev", || vector(Operation::Write, handle, &iov, count, file_offset, flags))
+    vector("cuFileWritev", Operation::Write, handle, (&iov, count), file_offset, flags)
+}
+
+fn one(
+    name: &str,
+    operation: Operation,
+    handle: usize,
+    (ptr, size): (u64, usize),
+    offsets: (i64, i64),
+) -> isize {
+    bytes(name, || library().transfer(operation, handle, user(ptr), size as u64, offsets))
 }
 
 fn vector(
+    name: &str,
     operation: Operation,
     handle: usize,
-    iov: &In<IoVec>,
-    count: usize,
+    (iov, count): (&In<IoVec>, usize),
     file_offset: i64,
     flags: u32,
-) -> Result<u64, Failure> {
-    if count > IOV_MAX || flags != 0 {
-        return Err(value(format!("{count} buffers ({IOV_MAX} at most), flags {flags} (0)")));
-    }
-    let parts = iov.all(count)?;
-    let parts: Vec<_> = parts.iter().map(|part| (user(part.base), part.len as u64)).collect();
-    library().transfer_many(operation, handle, &parts, file_offset)
+) -> isize {
+    bytes(name, || {
+        if count > IOV_MAX || flags != 0 {
+            let text = format!("{count} buffers ({IOV_MAX} at most), flags {flags} (0)");
+            return Err(value(text));
+        }
+        let parts = iov.all(count)?;
+        let parts: Vec<_> = parts.iter().map(|part| (user(part.base), part.len as u64)).collect();
+        library().transfer_many(operation, handle, &parts, file_offset)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -177,10 +184,8 @@ extern "C" fn cuFileReadAsync(
     moved: Out<isize>,
     stream: usize,
 ) -> CUfileError {
-    status("cuFileReadAsync", || {
-        let late = late(&size, &file_offset, &ptr_offset, &moved)?;
-        library().queue(Operation::Read, handle, user(ptr), late, foreign(stream))
-    })
+    let places = Places { size, file_offset, ptr_offset, moved };
+    queued("cuFileReadAsync", Operation::Read, handle, ptr, &places, stream)
 }
 
 #[unsafe(no_mangle)]
@@ -193,28 +198,45 @@ extern "C" fn cuFileWriteAsync(
     moved: Out<isize>,
     stream: usize,
 ) -> CUfileError {
-    status("cuFileWriteAsync", || {
-        let late = late(&size, &file_offset, &ptr_offset, &moved)?;
-        library().queue(Operation::Write, handle, user(ptr), late, foreign(stream))
-    })
+    let places = Places { size, file_offset, ptr_offset, moved };
+    queued("cuFileWriteAsync", Operation::Write, handle, ptr, &places, stream)
 }
 
-fn late(
-    size: &Out<usize>,
-    file_offset: &Out<i64>,
-    ptr_offset: &Out<i64>,
-    moved: &Out<isize>,
-) -> Result<Late, Failure> {
-    let null = || value("an argument is a null pointer");
-    Ok(Late {
-        // SAFETY: the caller keeps its variables until the stream has passed the request (cuFile API).
-        size: unsafe { UserCell::new(size.raw()) }.ok_or_else(null)?,
-        // SAFETY: as above.
-        file_offset: unsafe { UserCell::new(file_offset.raw()) }.ok_or_else(null)?,
-        // SAFETY: as above.
-        ptr_offset: unsafe { UserCell::new(ptr_offset.raw()) }.ok_or_else(null)?,
-        // SAFETY: as above.
-        moved: unsafe { UserCell::new(moved.raw()) }.ok_or_else(null)?,
+/// Where the late arguments of a stream-ordered request stand.
+struct Places {
+    size: Out<usize>,
+    file_offset: Out<i64>,
+    ptr_offset: Out<i64>,
+    moved: Out<isize>,
+}
+
+impl Places {
+    fn late(&self) -> Result<Late, Failure> {
+        let null = || value("an argument is a null pointer");
+        Ok(Late {
+            // SAFETY: the caller keeps its variables until the stream has passed the request (cuFile API).
+            size: unsafe { UserCell::new(self.size.raw()) }.ok_or_else(null)?,
+            // SAFETY: as above.
+            file_offset: unsafe { UserCell::new(self.file_offset.raw()) }.ok_or_else(null)?,
+            // SAFETY: as above.
+            ptr_offset: unsafe { UserCell::new(self.ptr_offset.raw()) }.ok_or_else(null)?,
+            // SAFETY: as above.
+            moved: unsafe { UserCell::new(self.moved.raw()) }.ok_or_else(null)?,
+        })
+    }
+}
+
+fn queued(
+    name: &str,
+    operation: Operation,
+    handle: usize,
+    ptr: u64,
+    places: &Places,
+    stream: usize,
+) -> CUfileError {
+    status(name, || {
+        let late = places.late()?;
+        library().queue(operation, handle, user(ptr), late, foreign(stream))
     })
 }
 

@@ -12,7 +12,7 @@ use beeline::gpu::{DeviceId, ForeignStream, Gpu, Stream};
 
 use crate::abi::{Address, Config, In, Out, RawId, VERSION, export, export_value};
 use crate::failure::{self, Failure, IN_PROGRESS, SUCCESS, Status};
-use crate::group;
+use crate::{group, log};
 
 const ALIVE: u64 = 0x6e63_636c_2d62_6565;
 const DEAD: u64 = 0xdead_636c_2d62_6565;
@@ -168,6 +168,7 @@ fn settings(config: Config) -> Settings {
 
 /// Programs written for NCCL expect that it waits for a late rank (one that loads data, or writes a checkpoint).
 fn defaults() -> Settings {
+    log::start();
     Settings::from_env_or(DEADLINE)
 }
 

@@ -10,6 +10,9 @@
 //! - Functions of the device interface that have a result answer `ncclInvalidUsage`; team arithmetic is computed.
 //! - A captured graph must have run to its end before its communicator is destroyed.
 //!
+//! Warnings go to the standard error stream, among them which rank a call has waited for longer than five seconds;
+//! `NCCL_DEBUG` or `BEELINE_LOG` says more (`INFO`), or nothing (`OFF`).
+//!
 //! Loading the library does nothing; the CUDA driver is loaded by the first call that needs a device.
 
 mod abi;
@@ -18,4 +21,5 @@ mod comm;
 mod device;
 mod failure;
 mod group;
+mod log;
 mod memory;

@@ -351,6 +351,16 @@ impl Engine {
         None
     }
 
+    /// Shows every datagram that is made and not handed out yet, in no order: what names memory in them is
+    /// still to be sent. What was handed over to [`handle_memory_done`](Self::handle_memory_done) and is
+    /// not among them will never be.
+    pub fn each_unsent(&self, mut show: impl FnMut(&[u8])) {
+        for qp in self.qps.values() {
+            qp.req.each_unsent(&mut show);
+            qp.resp.line.each_unsent(&mut show);
+        }
+    }
+
     /// An empty buffer for a datagram, with room for the longest.
     pub fn buffer(&mut self) -> Vec<u8> {
         self.shared.buffer()

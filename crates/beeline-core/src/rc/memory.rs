@@ -18,14 +18,18 @@ pub struct MemToken(u64);
 
 /// A memory operation to be carried out.
 ///
-/// Operations of one queue pair take effect in the order in which they were handed out: a READ behind a
-/// WRITE sees what was written. They may be answered in any order.
+/// Operations of one queue pair take effect in the order in which they were handed out, those for the
+/// peer's requests ([`of_peer`](Self::of_peer)) and those for this side's own each for themselves: a READ
+/// behind a WRITE sees what was written. They may be answered in any order.
 #[derive(Debug)]
 pub struct MemOp {
     /// To be passed back with the answer.
     pub token: MemToken,
     /// The queue pair it belongs to, for keeping the order.
     pub qpn: Qpn,
+    /// Whether it belongs to a request of the peer; else to one of this side. What the one does has no order
+    /// towards what the other does (IBA 9.5 orders the requests of one requester).
+    pub of_peer: bool,
     /// What to do.
     pub kind: MemKind,
     /// Where, in order; checked and pinned.
@@ -131,6 +135,15 @@ pub(super) enum Owner {
     Result { wqe: u64 },
 }
 
+impl Owner {
+    const fn is_of_peer(self) -> bool {
+        match self {
+            Self::Request { .. } | Self::Result { .. } => false,
+            Self::Reply { .. } | Self::Inbound { .. } | Self::Atomic { .. } => true,
+        }
+    }
+}
+
 /// Operations waiting to be taken, and those taken and not answered.
 #[derive(Debug)]
 pub(super) struct MemQueue {
@@ -190,7 +203,8 @@ impl MemQueue {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         slot.pending = pending;
         let token = MemToken((u64::from(slot.generation) << 32) | u64::from(index));
-        self.waiting.push_back(MemOp { token, qpn: qp.qpn, kind, segments, buffer, at });
+        let of_peer = owner.is_of_peer();
+        self.waiting.push_back(MemOp { token, qpn: qp.qpn, of_peer, kind, segments, buffer, at });
     }
 
     pub(super) fn pop(&mut self) -> Option<MemOp> {

@@ -161,6 +161,14 @@ impl Line {
         }
     }
 
+    pub(super) fn each_unsent(&self, show: &mut impl FnMut(&[u8])) {
+        for packet in &self.packets {
+            if let Packet::Data { datagram: Some(datagram) } = packet {
+                show(datagram);
+            }
+        }
+    }
+
     /// Forgets every answer.
     pub(super) fn clear(&mut self) {
         self.replies.clear();

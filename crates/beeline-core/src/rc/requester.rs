@@ -173,6 +173,10 @@ impl Requester {
         self.line.front().is_some_and(|packet| packet.datagram.is_some())
     }
 
+    pub(super) fn each_unsent(&self, show: &mut impl FnMut(&[u8])) {
+        self.line.iter().filter_map(|packet| packet.datagram.as_deref()).for_each(show);
+    }
+
     /// Whether a READ or atomic before work request `number` is not done.
     fn reads_before(&self, number: u64) -> bool {
         let before = number.saturating_sub(self.base) as usize;

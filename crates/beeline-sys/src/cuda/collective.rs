@@ -89,6 +89,12 @@ pub const fn line_blocks(ranks: u32, bytes: u64) -> u64 {
     if blocks > ll_blocks(ranks) { ll_blocks(ranks) } else { blocks }
 }
 
+/// Messages that a part of `bytes` takes in lines.
+pub const fn line_messages(ranks: u32, bytes: u64) -> u64 {
+    let span = bytes.div_ceil(ll_blocks(ranks)).div_ceil(LINE_GROUP).saturating_mul(LINE_GROUP);
+    if line_span(ranks) == 0 { 0 } else { span.div_ceil(line_span(ranks) as u64) }
+}
+
 /// Bytes of a window of `ranks` ranks.
 pub const fn window_bytes(ranks: u32) -> u64 {
     let region = line_span(ranks) as u64 / LINE_DATA * 128;

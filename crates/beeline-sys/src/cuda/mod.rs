@@ -9,6 +9,7 @@
 //! operation is seen done. So a copy can be queued by a safe function: whatever the caller drops, the
 //! device never writes memory that was freed.
 
+mod capture;
 pub mod collective;
 mod core;
 mod device;
@@ -23,6 +24,7 @@ mod stream;
 mod table;
 mod types;
 
+pub use capture::CapturePoint;
 pub use core::Event;
 pub use device::{Context, Device, Driver, MemoryInfo, Usage};
 pub use error::{Error, Failure, OpenError, Version};

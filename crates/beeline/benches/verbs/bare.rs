@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use beeline_sys::mem::HostMem;
 use beeline_sys::net::{BATCH_MAX, Outgoing, UdpSocket};
 
+use crate::cores;
 use crate::{IN_FLIGHT, MESSAGE, PING_SPAN, PINGS, Result, SMALL_UDP, address};
 
 /// Headers and check of a WRITE packet: BTH, RETH, ICRC.
@@ -166,6 +167,55 @@ pub(crate) fn tcp_ping() -> Result<f64> {
             a.write_all(&[7; SMALL_UDP as usize])?;
             turn(&mut a);
             Ok(())
+        });
+        stop.store(true, Ordering::Relaxed);
+        median
+    })
+}
+
+/// Seconds one way of `lines` cache lines in memory that two threads share: the last one says that the others
+/// are there. Nothing that talks through memory is faster on these two cores.
+pub(crate) fn line_ping(lines: u64) -> Result<f64> {
+    const LINE: u64 = 64;
+    const BACK: u64 = 4096;
+
+    let mem = HostMem::shareable(2 * BACK as usize)?;
+    mem.populate()?;
+    let stop = AtomicBool::new(false);
+    let say = |at: u64, turn: u64| -> Result<()> {
+        for line in (0..lines).rev() {
+            mem.store_u64(at + line * LINE, turn)?;
+        }
+        Ok(())
+    };
+    let hear = |at: u64, turn: u64| -> Result<bool> {
+        while mem.load_u64(at)? < turn {
+            if stop.load(Ordering::Relaxed) {
+                return Ok(false);
+            }
+            std::hint::spin_loop();
+        }
+        let mut whole = true;
+        for line in 1..lines {
+            whole &= mem.load_u64(at + line * LINE)? == turn;
+        }
+        if whole { Ok(true) } else { Err("a line came late".into()) }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let _stay = cores::stay(true);
+            let mut turn = 1;
+            while matches!(hear(0, turn), Ok(true)) && say(BACK, turn).is_ok() {
+                turn += 1;
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        let _stay = cores::stay(false);
+        let mut turn = 0;
+        let median = pings(|| {
+            turn += 1;
+            say(0, turn)?;
+            if hear(BACK, turn)? { Ok(()) } else { Err("the other side has ended".into()) }
         });
         stop.store(true, Ordering::Relaxed);
         median

@@ -1,13 +1,16 @@
 //! What the software NIC costs beside what it stands on, in one run.
 //!
 //! ```text
-//! cargo bench -p beeline --bench verbs -- [--runs N] [--seconds N] [--only TEXT] [--json]
+//! cargo bench -p beeline --bench verbs -- [--runs N] [--seconds N] [--only TEXT|TEXT]
+//!     [--cores A,B] [--json]
 //! ```
 //! Bandwidth: one-way WRITEs of 1 MiB, 8 in flight, both sides polling, all bytes compared; beside it a
 //! loop that sends and receives datagrams of the same size with `sendmmsg` and `recvmmsg` and runs a CRC
 //! over each on both sides, a plain copy of memory of the same kind and size, and a loopback TCP stream.
 //! Latency: half a round trip of small WRITEs whose target is polled, the median of one run; beside it a
-//! UDP ping of the same datagram size and a TCP ping.
+//! UDP ping of the same datagram size and a TCP ping; and beside the local link what the machine itself
+//! takes to carry one cache line, and four, from one core to the other. The two threads of a ping stay on two
+//! cores (`--cores`, else the first two that are not one core's threads), for all cases the same.
 //!
 //! Every case is run `--runs` times, in turns, so that a slow moment of the machine meets all of them.
 //! What stands there is the median of the runs with the lowest and the highest. Nothing needs root; the raw
@@ -16,6 +19,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, clippy::unwrap_used, clippy::expect_used)]
 
 mod bare;
+mod cores;
 mod nic;
 
 use std::error::Error;
@@ -112,9 +116,21 @@ const CASES: &[Case] = &[
         run: |span| nic::local_bandwidth(span).map(Some),
     },
     Case {
-        name: "WRITE 64 B over local",
+        name: "bare line, local cores",
         unit: Unit::SecondsOneWay,
         against: None,
+        run: |_| bare::line_ping(1).map(Some),
+    },
+    Case {
+        name: "bare 4 lines, local cores",
+        unit: Unit::SecondsOneWay,
+        against: Some("bare line, local cores"),
+        run: |_| bare::line_ping(4).map(Some),
+    },
+    Case {
+        name: "WRITE 64 B over local",
+        unit: Unit::SecondsOneWay,
+        against: Some("bare line, local cores"),
         run: |_| nic::local_latency().map(Some),
     },
 ];
@@ -124,14 +140,13 @@ struct Options {
     span: Duration,
     only: Option<String>,
     json: bool,
+    cores: Option<[usize; 2]>,
 }
 
 fn main() -> Result<()> {
     let options = options()?;
-    let cases: Vec<&Case> = CASES
-        .iter()
-        .filter(|case| options.only.as_ref().is_none_or(|only| case.name.contains(only.as_str())))
-        .collect();
+    cores::choose(options.cores)?;
+    let cases: Vec<&Case> = CASES.iter().filter(|case| wanted(&options, case)).collect();
     let mut values: Vec<Vec<f64>> = vec![Vec::new(); cases.len()];
     for _ in 0..options.runs {
         for (case, values) in cases.iter().zip(&mut values) {
@@ -159,8 +174,15 @@ fn main() -> Result<()> {
     Ok(())
 }
 
+/// Whether a case is asked for: by any of the texts between the bars.
+fn wanted(options: &Options, case: &Case) -> bool {
+    let texts = options.only.as_deref().unwrap_or_default();
+    texts.split('|').any(|text| case.name.contains(text))
+}
+
 fn options() -> Result<Options> {
-    let mut options = Options { runs: 5, span: Duration::from_secs(1), only: None, json: false };
+    let mut options =
+        Options { runs: 5, span: Duration::from_secs(1), only: None, json: false, cores: None };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or(format!("{arg} needs a value"));
@@ -168,6 +190,11 @@ fn options() -> Result<Options> {
             "--runs" => options.runs = value()?.parse()?,
             "--seconds" => options.span = Duration::from_secs_f64(value()?.parse()?),
             "--only" => options.only = Some(value()?),
+            "--cores" => {
+                let text = value()?;
+                let (one, other) = text.split_once(',').ok_or("--cores needs two numbers")?;
+                options.cores = Some([one.parse()?, other.parse()?]);
+            }
             "--json" => options.json = true,
             // Cargo adds it.
             "--bench" => {}
@@ -188,10 +215,11 @@ fn heading(options: &Options) -> String {
     });
     let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
     format!(
-        "commit {}, {cores} cores, loopback, path MTU 4096, {} runs of {} s; bytes compared",
+        "commit {}, {cores} cores, loopback, path MTU 4096, {} runs of {} s, pings between {}; bytes compared",
         commit.unwrap_or_default().trim(),
         options.runs,
-        options.span.as_secs_f64()
+        options.span.as_secs_f64(),
+        cores::text()
     )
 }
 

@@ -11,6 +11,7 @@ use beeline::verbs::{
 use beeline_sys::mem::HostMem;
 
 use crate::bare::pings;
+use crate::cores;
 use crate::{IN_FLIGHT, MESSAGE, Result, SMALL_LOCAL, SMALL_UDP, address};
 
 /// Where the words of a ping lie: behind everything that bandwidth moves.
@@ -212,10 +213,12 @@ fn latency(a: &Side, b: &Side, len: u32) -> Result<f64> {
     };
     std::thread::scope(|scope| {
         let echo = scope.spawn(|| {
+            let _stay = cores::stay(true);
             let echoed = echo().map_err(|error| error.to_string());
             stop.store(true, Ordering::Relaxed);
             echoed
         });
+        let _stay = cores::stay(false);
         let (mut turn, mut done) = (0, 0);
         let median = pings(|| {
             turn += 1;

@@ -3,20 +3,22 @@
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::bootstrap::{self, Exchange};
 use super::control::Control;
-use super::executor::{Batch, Executor, Factor, Gathered, Place, Posted, Settings, Setup, Tail};
+use super::executor::{Batch, Executor, Factor, Gathered, Place, Posted, Settings, Setup};
 use super::group;
-use super::id::{UNIQUE_ID_BYTES, UniqueId};
+use super::id::UniqueId;
+use super::queue::Queue;
+use super::watch;
 use crate::config::LaunchConfig;
 use crate::core::collective::plan::{Link, Planned, Ranks, plan};
-use crate::core::collective::{Call, Collective, DataType, RedOp};
+use crate::core::collective::{Announcement, Call, Collective, DataType, RedOp};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{Buffer, Event, Gpu, Stream};
+use crate::gpu::{Buffer, Gpu, Stream};
 use crate::lock;
 
 /// One rank of a communicator. Cheap to clone; every clone is the same rank.
@@ -34,37 +36,17 @@ pub struct Communicator {
 }
 
 pub(super) struct Inner {
-    gpu: Gpu,
+    pub(super) gpu: Gpu,
     sm: Option<u32>,
-    rank: u32,
-    ranks: u32,
+    pub(super) rank: u32,
+    pub(super) ranks: u32,
     settings: Settings,
     staged: bool,
-    control: Arc<Control>,
+    pub(super) control: Arc<Control>,
     executor: Mutex<Option<Executor>>,
     queue: Mutex<Queue>,
-    exchange: Mutex<Exchange>,
-    shrinks: AtomicU64,
-}
-
-/// Where the order of calls stands.
-#[derive(Debug, Default)]
-struct Queue {
-    collectives: u64,
-    sends: Vec<u64>,
-    receives: Vec<u64>,
-    /// The stream of calls behind which no event stands yet; only inside of a call or a group.
-    open: Option<Arc<Stream>>,
-    last: Option<Last>,
-}
-
-/// Where the calls queued so far end.
-#[derive(Debug)]
-struct Last {
-    stream: Arc<Stream>,
-    /// Behind the last call, in a stream that somebody may have destroyed since. One of this library lives as long as
-    /// its handle; there an event is recorded when somebody needs it, not by each call.
-    event: Option<Event>,
+    pub(super) exchange: Mutex<Exchange>,
+    pub(super) shrinks: AtomicU64,
 }
 
 impl UniqueId {
@@ -113,6 +95,7 @@ impl Communicator {
         let control = Arc::new(Control::join(rank, &files)?);
         // Processes are looked up once all have written theirs.
         exchange.all_gather(&[], &[], deadline)?;
+        control.note_processes();
         let executor = Executor::join(&mut Setup {
             gpu: gpu.clone(),
             rank,
@@ -125,7 +108,9 @@ impl Communicator {
         })?;
         // Nobody makes a call before everybody is ready for it.
         exchange.all_gather(&[], &[], deadline)?;
-        let counts = vec![0; ranks as usize];
+        if !executor.is_staged() && ranks > 1 {
+            watch::over(&control)?;
+        }
         Ok(Self {
             inner: Arc::new(Inner {
                 sm: compute_capability(gpu),
@@ -136,11 +121,7 @@ impl Communicator {
                 staged: executor.is_staged(),
                 control,
                 executor: Mutex::new(Some(executor)),
-                queue: Mutex::new(Queue {
-                    sends: counts.clone(),
-                    receives: counts,
-                    ..Queue::default()
-                }),
+                queue: Mutex::new(Queue::new(ranks)),
                 exchange: Mutex::new(exchange),
                 shrinks: AtomicU64::new(0),
             }),
@@ -361,101 +342,6 @@ impl Communicator {
         self.async_error().map_or(Ok(()), Err)
     }
 
-    /// Divides the ranks: those of one `color` become a communicator, ordered by `key` and then by rank. `None` as color
-    /// takes part and joins none. All ranks are inside this call at once.
-    ///
-    /// # Errors
-    /// As [`Self::join`]; `is_io` where a rank has left.
-    pub fn split(&self, color: Option<u32>, key: i32, settings: &Settings) -> Result<Option<Self>> {
-        let deadline = Instant::now() + settings.join_deadline;
-        let mut mine = vec![u8::from(color.is_some())];
-        mine.extend(color.unwrap_or(0).to_le_bytes());
-        mine.extend(key.to_le_bytes());
-        let mut exchange = lock(&self.inner.exchange);
-        let all = exchange.all_gather(&mine, &[], deadline)?;
-        let mut members: Vec<(i32, u32)> = (0..)
-            .zip(&all)
-            .filter_map(|(rank, given)| {
-                let (used, rest) = given.bytes.split_first()?;
-                let (theirs, key) = rest.split_first_chunk::<4>()?;
-                let key = i32::from_le_bytes(*key.first_chunk::<4>()?);
-                let same = *used == 1 && Some(u32::from_le_bytes(*theirs)) == color;
-                same.then_some((key, rank))
-            })
-            .collect();
-        members.sort_unstable();
-        let place = members.iter().position(|(_, rank)| *rank == self.inner.rank);
-        let id = match place {
-            Some(0) => UniqueId::new(settings.join_deadline)?.to_bytes().to_vec(),
-            _ => Vec::new(),
-        };
-        let ids = exchange.all_gather(&id, &[], deadline)?;
-        drop(exchange);
-        let Some(((_, leader), place)) = members.first().zip(place) else { return Ok(None) };
-        let bytes = ids.get(*leader as usize).map(|given| given.bytes.as_slice());
-        let bytes = bytes.and_then(|bytes| bytes.first_chunk::<UNIQUE_ID_BYTES>());
-        let bytes =
-            bytes.ok_or_else(|| Error::refused(format!("rank {leader} made no identifier")))?;
-        let id = UniqueId::from_bytes(bytes)?;
-        Self::join(&id, place as u32, members.len() as u32, &self.inner.gpu, settings).map(Some)
-    }
-
-    /// [`Self::split`] for a rank that has a color.
-    ///
-    /// # Errors
-    /// As [`Self::split`].
-    pub fn part(&self, color: u32, key: i32, settings: &Settings) -> Result<Self> {
-        let part = self.split(Some(color), key, settings)?;
-        part.ok_or_else(|| Error::refused(format!("rank {} is in no part", self.inner.rank)))
-    }
-
-    /// A communicator of all ranks but `excluded`, whose processes may be gone. All others are inside this call at once, and
-    /// this one works no longer where it had failed; its calls in flight may be anywhere.
-    ///
-    /// # Errors
-    /// `is_refused` for a list with this rank, with ranks that are none, or with all; `is_timeout` where the others
-    /// exclude other ranks or do not come; as [`Self::join`].
-    pub fn shrink(&self, excluded: &[u32], settings: &Settings) -> Result<Self> {
-        let Inner { rank, ranks, .. } = *self.inner;
-        if excluded.contains(&rank) || excluded.iter().any(|other| *other >= ranks) {
-            let text = format!("rank {rank} of {ranks} cannot go on without {excluded:?}");
-            return Err(Error::refused(text).coded("collective-invalid"));
-        }
-        let left: Vec<u32> = (0..ranks).filter(|one| !excluded.contains(one)).collect();
-        let leader = left.first().copied().unwrap_or(rank);
-        // Survivors that exclude the same ranks for the same time find each other by this number.
-        let number = self.inner.shrinks.load(Ordering::Relaxed) + 1;
-        let tag = left.iter().fold(number, |tag, one| {
-            Call::new(Collective::Barrier, u64::from(*one) + 1, DataType::U8).agreement(tag)
-        });
-        let deadline = Instant::now() + settings.join_deadline;
-        let id = if leader == rank {
-            let id = UniqueId::new(settings.join_deadline)?;
-            self.inner.control.post(tag, &id.to_bytes());
-            id
-        } else {
-            loop {
-                if let Some(bytes) = self.inner.control.posted(leader, tag) {
-                    break UniqueId::from_bytes(&bytes)?;
-                }
-                if Instant::now() >= deadline {
-                    let text = format!("rank {leader} did not start to go on without {excluded:?}");
-                    return Err(Error::new(Kind::Timeout, text));
-                }
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        };
-        let place = left.iter().position(|one| *one == rank).unwrap_or(0);
-        let joined = Self::join(&id, place as u32, left.len() as u32, &self.inner.gpu, settings);
-        // An attempt that failed does not count, since it may have failed on some ranks only, or for want of them.
-        match joined.is_ok() {
-            true => self.inner.shrinks.store(number, Ordering::Relaxed),
-            false if leader == rank => self.inner.control.unpost(),
-            false => {}
-        }
-        joined
-    }
-
     pub(super) fn inner(&self) -> &Arc<Inner> {
         &self.inner
     }
@@ -504,7 +390,12 @@ impl Inner {
         for (mut posted, stream) in collectives {
             queue.turn_to(&stream)?;
             posted.sequence = queue.collectives + 1;
+            let announcement = Announcement { sequence: posted.sequence, call: posted.call };
             executor.enqueue(&Batch::Collective(posted), &stream)?;
+            // Kernels tell each other what they do; this is for people who ask what a rank did last.
+            if !self.staged {
+                self.control.announce(&announcement);
+            }
             queue.collectives += 1;
         }
         let Some(stream) = transfers.first().map(|(_, stream)| Arc::clone(stream)) else {
@@ -516,7 +407,11 @@ impl Inner {
             return Ok(());
         }
         queue.turn_to(&stream)?;
-        queue.transfers(executor, moves, &stream)
+        let last = queue.transfers(executor, moves, &stream)?;
+        if let (false, Some(last)) = (self.staged, last) {
+            self.control.announce_transfer(&last);
+        }
+        Ok(())
     }
 
     /// After the last call of a group, or a call outside of any: from here on the stream may be destroyed.
@@ -532,103 +427,6 @@ impl Drop for Inner {
             executor.close(tail, Instant::now());
         }
     }
-}
-
-impl Queue {
-    /// Makes `stream`, which the next call is for, wait for what was queued in another one.
-    fn turn_to(&mut self, stream: &Arc<Stream>) -> Result<()> {
-        if self.open.as_ref().is_some_and(|open| Arc::ptr_eq(open, stream)) {
-            return Ok(());
-        }
-        self.settle()?;
-        if let Some(last) = self.last.as_ref().filter(|last| !Arc::ptr_eq(&last.stream, stream)) {
-            let waits = last.event().and_then(|event| stream.wait_event(&event));
-            waits.or_else(unless_capturing)?;
-        }
-        self.open = Some(Arc::clone(stream));
-        Ok(())
-    }
-
-    /// Records where the calls of the open stream end, where it would be too late afterwards.
-    fn settle(&mut self) -> Result<()> {
-        let Some(stream) = self.open.take() else { return Ok(()) };
-        let event = match stream.as_cuda().is_some_and(|handle| !handle.is_own()) {
-            false => None,
-            true => match stream.record() {
-                Ok(event) => Some(event),
-                Err(error) => {
-                    let result = unless_capturing(error);
-                    if result.is_err() {
-                        self.open = Some(stream);
-                    }
-                    return result;
-                }
-            },
-        };
-        self.last = Some(Last { stream, event });
-        Ok(())
-    }
-
-    /// Where everything that was queued ends.
-    fn tail(&mut self) -> Tail {
-        match self.settle().and_then(|()| self.last.as_ref().map(Last::event).transpose()) {
-            Ok(None) => Tail::Idle,
-            Ok(Some(event)) => Tail::Event(event),
-            Err(error) => {
-                tracing::warn!(%error, "no event can be recorded behind the calls of a communicator");
-                Tail::Unknown
-            }
-        }
-    }
-
-    fn transfers(
-        &mut self,
-        executor: &mut Executor,
-        all: Vec<(Posted, Arc<Stream>)>,
-        stream: &Arc<Stream>,
-    ) -> Result<()> {
-        let mut others: Vec<Arc<Stream>> = Vec::new();
-        for (_, other) in &all {
-            if !Arc::ptr_eq(other, stream) && !others.iter().any(|known| Arc::ptr_eq(known, other))
-            {
-                stream.wait_event(&other.record()?)?;
-                others.push(Arc::clone(other));
-            }
-        }
-        let (mut sends, mut receives) = (self.sends.clone(), self.receives.clone());
-        let mut batch = Vec::with_capacity(all.len());
-        for (mut posted, _) in all {
-            let counts =
-                if posted.call.kind == Collective::Send { &mut sends } else { &mut receives };
-            if let Some(count) = counts.get_mut(posted.call.root as usize) {
-                *count += 1;
-                posted.sequence = *count;
-            }
-            batch.push(posted);
-        }
-        executor.enqueue(&Batch::Transfers(batch), stream)?;
-        (self.sends, self.receives) = (sends, receives);
-        if !others.is_empty() {
-            let done = stream.record()?;
-            // The second event lets go of the first, so that the end of a handle need not touch the stream.
-            others.iter().try_for_each(|other| {
-                other.wait_event(&done)?;
-                other.record().map(drop)
-            })?;
-        }
-        Ok(())
-    }
-}
-
-impl Last {
-    fn event(&self) -> Result<Event> {
-        self.event.clone().map_or_else(|| self.stream.record(), Ok)
-    }
-}
-
-/// Between a graph and what is outside of it the program keeps the order, as with CUDA itself.
-fn unless_capturing(error: Error) -> Result<()> {
-    if error.code() == "stream-capturing" { Ok(()) } else { Err(error) }
 }
 
 /// Runs all at once, each on a thread of its own; their results in order, or the first failure.

@@ -11,16 +11,16 @@
 //! | 512 | announcement of what the owner does now, of whatever kind |
 //! | 1024 | the word of the barrier of schedules (see the staged executor) |
 //! | 4096 + 128 p | transfers to peer `p`: announcement, posted, taken |
-//! | 57344 | written by the owner's kernels: their report (code and rank, then the calls); at 57408: closed |
 //! | 49152 | a board for small messages between survivors: sequence, length, bytes |
+//! | 57344 | written by the owner's kernels: their report (code and rank, then the calls); at 57400: whom they wait for; at 57408: closed |
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use beeline_sys::mem::{HostMem, memfd};
 
-use super::executor::{self, REPORT_OFFSET};
+use super::executor::{self, REPORT_OFFSET, WAITING_OFFSET, process_is_gone};
 use super::id::UNIQUE_ID_BYTES;
 use crate::core::collective::{Announcement, Disagreement};
 use crate::error::{Error, Kind, Result};
@@ -47,6 +47,8 @@ pub(crate) struct Control {
     segments: Vec<Arc<HostMem>>,
     failed: AtomicBool,
     failure: Mutex<Option<Failure>>,
+    /// Ranks whose processes can be looked at from here.
+    visible: OnceLock<Vec<bool>>,
 }
 
 /// Why a communicator no longer works.
@@ -71,8 +73,13 @@ impl Control {
         let segments: std::io::Result<Vec<_>> = files.iter().map(map).collect();
         let segments = segments
             .map_err(|error| Error::io("map the shared memory of a communicator", error))?;
-        let control =
-            Self { rank, segments, failed: AtomicBool::new(false), failure: Mutex::default() };
+        let control = Self {
+            rank,
+            segments,
+            failed: AtomicBool::new(false),
+            failure: Mutex::default(),
+            visible: OnceLock::new(),
+        };
         control.store(rank, PROCESS, u64::from(std::process::id()));
         Ok(control)
     }
@@ -80,6 +87,11 @@ impl Control {
     /// This rank.
     pub(crate) const fn rank(&self) -> u32 {
         self.rank
+    }
+
+    /// How many ranks there are.
+    pub(crate) fn ranks(&self) -> u32 {
+        self.segments.len() as u32
     }
 
     /// The segment of this rank.
@@ -169,6 +181,31 @@ impl Control {
     /// The process of `rank`.
     pub(crate) fn process(&self, rank: u32) -> u64 {
         self.load(rank, PROCESS)
+    }
+
+    /// Notes whose processes can be looked at: those that are there now, when all have written theirs.
+    pub(crate) fn note_processes(&self) {
+        let ranks = 0..self.ranks();
+        self.visible.get_or_init(|| ranks.map(|r| !process_is_gone(self.process(r))).collect());
+    }
+
+    /// Whether the process of `rank` has ended; one that cannot be looked at has not.
+    pub(crate) fn is_lost(&self, rank: u32) -> bool {
+        let visible = self.visible.get().and_then(|all| all.get(rank as usize));
+        visible == Some(&true) && process_is_gone(self.process(rank))
+    }
+
+    /// The first rank whose process has ended.
+    pub(crate) fn first_lost(&self) -> Option<u32> {
+        (0..self.ranks()).find(|rank| self.is_lost(*rank))
+    }
+
+    /// Whom this rank's kernels wait for, and how many calls the two have made; `None` where they have not waited since
+    /// the last time this was asked.
+    pub(crate) fn take_waiting(&self) -> Option<(u32, u32)> {
+        let word = self.load(self.rank, WAITING_OFFSET);
+        self.store(self.rank, WAITING_OFFSET, 0);
+        Some(((word as u32).checked_sub(1)?, (word >> 32) as u32))
     }
 
     /// Puts an identifier on the board of this rank, for those who look for `tag`.

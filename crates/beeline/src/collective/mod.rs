@@ -43,7 +43,10 @@ mod executor;
 mod greeters;
 mod group;
 mod id;
+mod parts;
+mod queue;
 mod secret;
+mod watch;
 mod wire;
 
 pub use communicator::Communicator;

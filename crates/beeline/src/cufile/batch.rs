@@ -1,7 +1,8 @@
 //! Batches: many requests handed over at once, whose ends are asked for later.
 //!
-//! Each entry is reported exactly once, whatever became of it. Entries wait in a queue of the session's
-//! runners, each of which holds one lane at a time: a small pool makes a large batch slow, never stuck.
+//! Each entry is reported exactly once, or taken back by a cancel and never reported: NVIDIA's library does
+//! so, and its clients ask for no events after one. Entries wait in a queue of the session's runners, each of
+//! which holds one lane at a time: a small pool makes a large batch slow, never stuck.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
@@ -43,12 +44,14 @@ pub(super) struct Batch {
 
 #[derive(Default)]
 struct State {
-    /// Submitted, and neither finished nor cancelled.
+    /// Submitted since the last cancel, and not finished.
     pending: usize,
     /// Of these, how many a runner works on.
     running: usize,
+    /// Taken back, but a runner still works on them.
+    stale: usize,
     ended: VecDeque<Event>,
-    /// Entries of earlier generations that have not started are cancelled.
+    /// Entries of earlier generations are taken back.
     generation: u64,
 }
 
@@ -112,41 +115,59 @@ impl Batch {
         state.ended.drain(..count).collect()
     }
 
-    /// Cancels what has not started; those entries are reported as cancelled.
-    pub(super) fn cancel(&self) {
-        lock(&self.state).generation += 1;
-        // Each runner that comes to a cancelled entry ends it; they are quick.
+    /// Takes back all that was submitted and not reported: what has not started never does, and nothing of
+    /// it is reported. The batch has room for as much again at once. Does not wait.
+    pub(super) fn take_back(&self) {
+        let mut state = lock(&self.state);
+        state.generation += 1;
+        state.stale += std::mem::take(&mut state.running);
+        state.pending = 0;
+        state.ended.clear();
+        drop(state);
+        self.changed.notify_all();
     }
 
-    /// Cancels, and waits until no runner uses the memory of an entry any more.
-    pub(super) fn abandon(&self) {
-        self.cancel();
+    /// [`Self::take_back`], and waits until no runner uses the memory of such an entry any more.
+    ///
+    /// # Errors
+    /// `ETIMEDOUT` where some still do after the stall timeout.
+    pub(super) fn cancel(&self) -> Outcome<()> {
+        self.take_back();
         let deadline = Instant::now() + self.stall;
         let mut state = lock(&self.state);
-        while state.running > 0 && Instant::now() < deadline {
-            state = wait_timeout(&self.changed, state, Duration::from_millis(50));
+        while state.stale > 0 {
+            let now = Instant::now();
+            if now >= deadline {
+                return Err(Failure::timeout(format!(
+                    "{} cancelled entries did not end within {:?}; their buffers are still in use",
+                    state.stale, self.stall
+                )));
+            }
+            state = wait_timeout(&self.changed, state, deadline - now);
         }
+        Ok(())
     }
 }
 
 impl Ticket {
-    /// Carries the entry out, unless it was cancelled, and reports it.
+    /// Carries the entry out and has it reported, unless it was taken back.
     pub(super) fn run(self, work: impl FnOnce() -> Outcome<u64>) {
-        let start = {
+        {
             let mut state = lock(&self.batch.state);
-            let start = state.generation == self.generation;
-            state.running += usize::from(start);
-            start
-        };
-        let (status, ret) = if start {
-            ended(&std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)))
-        } else {
-            (Status::CANCELED, 0)
-        };
+            if state.generation != self.generation {
+                return;
+            }
+            state.running += 1;
+        }
+        let (status, ret) = ended(&std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)));
         let mut state = lock(&self.batch.state);
-        state.pending -= 1;
-        state.running -= usize::from(start);
-        state.ended.push_back(Event { cookie: self.cookie, status, ret });
+        if state.generation == self.generation {
+            state.pending -= 1;
+            state.running -= 1;
+            state.ended.push_back(Event { cookie: self.cookie, status, ret });
+        } else {
+            state.stale -= 1;
+        }
         drop(state);
         self.batch.changed.notify_all();
     }
@@ -192,15 +213,50 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cancelled_before_it_starts_is_reported_so() {
-        let batch = batch(2);
-        let mut tickets = batch.admit(&[7, 8]).unwrap();
-        let second = tickets.pop().unwrap();
+    fn what_is_cancelled_never_starts_and_is_not_reported_and_its_room_is_free() {
+        let batch = batch(3);
+        let mut tickets = batch.admit(&[6, 7, 8]).unwrap();
+        let (last, middle) = (tickets.pop().unwrap(), tickets.pop().unwrap());
         tickets.pop().unwrap().run(|| Ok(1));
-        batch.cancel();
-        second.run(|| panic!("it must not run"));
-        let statuses: Vec<_> = batch.events(2, 2, None).iter().map(|e| e.status).collect();
-        assert_eq!(statuses, [Status::COMPLETE, Status::CANCELED]);
+        // One is under way when the cancel comes: it is waited for.
+        let (entered, is_entered) = std::sync::mpsc::channel();
+        let (go, may_go) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                middle.run(|| {
+                    entered.send(()).unwrap();
+                    may_go.recv().unwrap();
+                    Ok(2)
+                });
+            });
+            is_entered.recv().unwrap();
+            let cancel = scope.spawn(|| batch.cancel().unwrap());
+            while lock(&batch.state).stale == 0 {
+                std::thread::yield_now();
+            }
+            // As much as the batch holds, while the old one is still under way.
+            for ticket in batch.admit(&[1, 2, 3]).unwrap() {
+                ticket.run(|| Ok(9));
+            }
+            go.send(()).unwrap();
+            cancel.join().unwrap();
+        });
+        last.run(|| panic!("it must not run"));
+        let cookies: Vec<_> = batch.events(3, 3, None).iter().map(|e| e.cookie).collect();
+        assert_eq!(cookies, [1, 2, 3]);
+        assert!(batch.events(1, 1, None).is_empty());
+    }
+
+    #[test]
+    fn a_cancel_that_cannot_end_in_time_says_so() {
+        let batch = Batch::new(1, Duration::from_millis(5));
+        let ticket = batch.admit(&[1]).unwrap().pop().unwrap();
+        let other = Arc::clone(&batch);
+        ticket.run(move || {
+            assert_eq!(other.cancel().unwrap_err().errno, 110);
+            Ok(0)
+        });
+        batch.cancel().unwrap();
     }
 
     #[test]

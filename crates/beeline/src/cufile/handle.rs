@@ -9,6 +9,7 @@ use beeline_core::plan::{Mode, Operation, Plan, StorageRequest, StorageRoute};
 use beeline_sys::user::duplicate;
 use rustix::fs::OFlags;
 
+use super::mapped::Mapped;
 use super::status::{Failure, OpError, Outcome};
 use crate::gpu::Gpu;
 use crate::storage::File;
@@ -25,6 +26,8 @@ pub(super) struct Handle {
     /// The data descriptor itself is for direct I/O, because no other could be had.
     pub(super) direct_only: bool,
     identity: (u64, (u32, u32)),
+    /// For writes through mappings; none where the data descriptor cannot be mapped.
+    pub(super) mapped: Option<Mapped>,
     pub(super) routes: Routes,
 }
 
@@ -34,6 +37,7 @@ pub(super) struct Routes {
     pub(super) cached: AtomicU64,
     pub(super) direct: AtomicU64,
     pub(super) written: AtomicU64,
+    pub(super) mapped: AtomicU64,
     pub(super) host: AtomicU64,
 }
 
@@ -48,6 +52,7 @@ impl Routes {
             (&self.direct, &other.direct),
             (&self.host, &other.host),
             (&self.written, &other.written),
+            (&self.mapped, &other.mapped),
         ];
         for (sum, part) in all {
             Self::count(sum, part.load(Ordering::Relaxed));
@@ -55,13 +60,14 @@ impl Routes {
     }
 
     /// The sums by name.
-    pub(super) fn named(&self) -> [(&'static str, u64); 4] {
+    pub(super) fn named(&self) -> [(&'static str, u64); 5] {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         [
             ("read-page-cache", read(&self.cached)),
             ("read-direct", read(&self.direct)),
             ("read-to-host", read(&self.host)),
             ("written", read(&self.written)),
+            ("written-mapped", read(&self.mapped)),
         ]
     }
 }
@@ -108,9 +114,13 @@ impl Handle {
             error.into()
         })?;
         let identity = file.identity();
+        // What was asked for with O_DIRECT is open a second time without, or is `direct_only`.
+        let mapped = (!direct_only)
+            .then(|| Mapped::new(data.as_fd(), flags - OFlags::DIRECT, &file))
+            .flatten();
         let data = Arc::new(data);
         let routes = Routes::default();
-        Ok(Self { number, file, data, readable, writable, direct_only, identity, routes })
+        Ok(Self { number, file, data, readable, writable, direct_only, identity, mapped, routes })
     }
 
     pub(super) fn data(&self) -> BorrowedFd<'_> {

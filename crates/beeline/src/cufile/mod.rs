@@ -15,6 +15,7 @@ mod extra;
 mod handle;
 mod lanes;
 mod library;
+mod mapped;
 mod mover;
 mod options;
 mod ordered;

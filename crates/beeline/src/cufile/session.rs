@@ -155,6 +155,7 @@ impl Session {
                 direct = count(&handle.routes.direct),
                 host = count(&handle.routes.host),
                 written = count(&handle.routes.written),
+                written_mapped = count(&handle.routes.mapped),
                 "deregistered; bytes by route"
             );
         }
@@ -168,7 +169,7 @@ impl Session {
     }
 
     /// Bytes by route since the library was opened.
-    pub(super) fn routes(&self) -> [(&'static str, u64); 4] {
+    pub(super) fn routes(&self) -> [(&'static str, u64); 5] {
         let sums = Routes::default();
         sums.add(&self.past);
         self.handles.read(|handles| {
@@ -285,7 +286,7 @@ impl Session {
         let started = (self.stats.level() >= 3).then(since);
         let outcome = match operation {
             Operation::Read => mover::read(self.means(), &handle, &target, at, size),
-            Operation::Write => mover::write(&handle, &target, at, size),
+            Operation::Write => mover::write(self.means(), &handle, &target, at, size),
         };
         if let (Some(started), Place::Device(lanes)) = (started, &target.place)
             && let Some(gpu) = self.stats.gpu(lanes.ordinal, || uuid_of(lanes.gpu()))
@@ -423,15 +424,14 @@ impl Session {
     pub(super) fn cancel(&self, id: usize) -> Outcome<()> {
         let batch = self.batch(id);
         self.stats.count(Op::BATCH_CANCEL, batch.is_ok());
-        batch?.cancel();
-        Ok(())
+        batch?.cancel()
     }
 
     pub(super) fn destroy(&self, id: usize) {
         let gone = write_lock(&self.batches).remove(&id);
         self.stats.count(Op::BATCH_DESTROY, gone.is_some());
-        if let Some(batch) = gone {
-            batch.abandon();
+        if let Some(Err(failure)) = gone.map(|batch| batch.cancel()) {
+            tracing::error!("destroy a batch: {}", failure.text);
         }
     }
 
@@ -524,7 +524,7 @@ impl Session {
     /// Ends what can be ended without waiting.
     pub(super) fn end(&self) {
         for (_, batch) in write_lock(&self.batches).drain() {
-            batch.cancel();
+            batch.take_back();
         }
         self.handles.change(|handles| {
             handles.clear();

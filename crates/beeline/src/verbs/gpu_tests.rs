@@ -1,5 +1,7 @@
 //! GPU memory as regions, on simulated devices of every profile, over packets and shared memory.
 
+mod staged;
+
 use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU8, Ordering};

@@ -8,6 +8,7 @@ use beeline_core::rc::MemKind;
 use beeline_sys::mem::HostMem;
 
 use super::mover::{Fill, Run};
+use super::stage::StageSlot;
 use crate::error::{Error, Result};
 use crate::gpu::{Buffer, Event, Gpu, KernelArg, PinnedMem, Stream};
 use crate::memory::GpuMemory;
@@ -63,6 +64,7 @@ pub(super) struct Lane {
     stuck: bool,
     /// Slots that a copy may still use, which are never given out again.
     kept: u32,
+    kept_stage: Vec<Arc<StageSlot>>,
 }
 
 impl Lane {
@@ -79,7 +81,12 @@ impl Lane {
             words: gpu.alloc(SMALL_SLOTS * 8)?,
             stuck: false,
             kept: 0,
+            kept_stage: Vec::new(),
         })
+    }
+
+    pub(super) const fn gpu(&self) -> &Gpu {
+        &self.gpu
     }
 
     pub(super) fn is_of(&self, gpu: &Gpu) -> bool {
@@ -105,26 +112,34 @@ impl Lane {
         self.large.pop().map(|offset| Slot { offset, large: true })
     }
 
-    pub(super) fn give_back(&mut self, slot: Option<Slot>) {
+    pub(super) fn give_back(&mut self, slot: Slot) {
         match slot {
-            Some(Slot { offset, large: true }) => self.large.push(offset),
-            Some(Slot { offset, large: false }) => self.small.push(offset),
-            None => {}
+            Slot { offset, large: true } => self.large.push(offset),
+            Slot { offset, large: false } => self.small.push(offset),
         }
     }
 
     /// Takes a slot back after [`start`](Self::start) failed. Where the device may use it, and no event
     /// says until when, it is kept for good.
-    pub(super) fn give_up(&mut self, slot: Option<Slot>, failed: &NotStarted) {
+    pub(super) fn give_up(
+        &mut self,
+        slot: Option<Slot>,
+        stage: Option<Arc<StageSlot>>,
+        failed: &NotStarted,
+    ) {
         let error = match failed {
             NotStarted::Nothing(error) => {
                 tracing::debug!(%error, "work of a GPU was not started");
-                return self.give_back(slot);
+                if let Some(slot) = slot {
+                    self.give_back(slot);
+                }
+                return;
             }
             NotStarted::MaybeQueued(error) => error,
         };
         self.stuck = true;
-        self.kept = self.kept.saturating_add(u32::from(slot.is_some()));
+        self.kept = self.kept.saturating_add(u32::from(slot.is_some() || stage.is_some()));
+        self.kept_stage.extend(stage);
         let (gpu, kept) = (self.gpu.id(), self.kept);
         tracing::warn!(%gpu, kept, %error, "work of a GPU cannot be followed: its memory is out of reach");
     }
@@ -173,6 +188,13 @@ impl Lane {
                 watch.check()?;
                 push(stream.copy_on_device(to, at, from, from_at, len))?;
             }
+            Run::ToStage { from, at, len, stage, offset } => {
+                push(stream.copy_to_host(&stage, offset, from, at, len))?;
+            }
+            Run::FromStage { to, at, len, stage, offset, watch } => {
+                watch.check()?;
+                push(stream.copy_to_device(to, at, &stage, offset, len))?;
+            }
             Run::Atomic { word, at, kind, slot, watch } => {
                 watch.check()?;
                 let word = part(word, at, 8)?;
@@ -216,12 +238,10 @@ impl Lane {
                 }
                 Ok(())
             }
-            Fill::Peer(piece) => match &*piece.memory {
-                super::peer::PeerRegion::Host(memory) => {
-                    Ok(memory.copy_to(piece.offset, self.staging(), slot.offset, len)?)
-                }
-                super::peer::PeerRegion::Gpu(_) => Err(Error::refused("this is no host memory")),
-            },
+            Fill::Peer(piece) => {
+                let copied = piece.memory.copy_to(piece.offset, self.staging(), slot.offset, len);
+                copied.map_err(|_| Error::refused("no such host memory of the peer"))
+            }
         }
     }
 
@@ -313,12 +333,12 @@ mod tests {
         let slot = lane.take_slot(64).unwrap();
         let failed = lane.start(copy(slot, 65), Dir::Out, false).unwrap_err();
         assert!(matches!(failed, NotStarted::Nothing(_)), "{failed:?}");
-        lane.give_up(Some(slot), &failed);
+        lane.give_up(Some(slot), None, &failed);
         assert_eq!((free(&lane), lane.kept), (SLOTS + SMALL_SLOTS, 0));
         // What may be under way keeps its slot, and nothing is queued behind it.
         let slot = lane.take_slot(64).unwrap();
         lane.start(copy(slot, 64), Dir::Out, false).unwrap();
-        lane.give_up(Some(slot), &NotStarted::MaybeQueued(Error::refused("no event")));
+        lane.give_up(Some(slot), None, &NotStarted::MaybeQueued(Error::refused("no event")));
         assert_eq!((free(&lane), lane.kept), (SLOTS + SMALL_SLOTS - 1, 1));
         let slot = lane.take_slot(64).unwrap();
         let failed = lane.start(copy(slot, 64), Dir::Out, false).unwrap_err();

@@ -4,19 +4,20 @@
 //! else is carried out by a thread of its own ([`super::mover`]), in the order of each queue pair, while
 //! the NIC goes on; what depends on an operation waits for its answer.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use beeline_core::mr::{MemoryKind, RegionId};
-use beeline_core::rc::{MemFault, MemKind, MemOp, MemToken};
+use beeline_core::rc::{Engine, MemFault, MemKind, MemOp, MemToken, Transmit};
 use beeline_core::roce::Qpn;
 use beeline_sys::mem::HostMem;
 
 use super::mover::{Job, Mover};
-use super::peer::{Peer, PeerRegion, Piece, refer};
+use super::peer::{Peer, PeerRegion, Piece, cookies_in};
+use super::stage::StageSlot;
 use crate::lock;
 use crate::memory::GpuMemory;
 
@@ -152,16 +153,12 @@ impl Memory {
 
     /// Fetches bytes of the peer's memory.
     pub(super) fn pull(&self, offset: u64, piece: &Piece) -> Result<(), MemFault> {
-        let Piece { memory, offset: from, len } = piece;
-        // What lies on a GPU of the peer is fetched by the mover.
-        let PeerRegion::Host(memory) = &**memory else { return Err(MemFault) };
+        let Piece { memory, offset: from, len, .. } = piece;
         match self {
-            Self::Host(mem) => {
-                memory.copy_to(*from, mem, offset, u64::from(*len)).map_err(|_| MemFault)
-            }
+            Self::Host(mem) => memory.copy_to(*from, mem, offset, u64::from(*len)),
             Self::Gpu(_) | Self::Device(_) => {
                 let mut bytes = vec![0; *len as usize];
-                memory.read(*from, &mut bytes).map_err(|_| MemFault)?;
+                memory.read(*from, &mut bytes)?;
                 self.write(offset, &bytes)
             }
         }
@@ -194,20 +191,28 @@ impl Memory {
 pub(super) struct Memories {
     regions: HashMap<RegionId, Memory>,
     mover: Option<Mover>,
-    /// Operations with the mover, by queue pair: later ones of the same queue pair follow them there.
-    with_mover: HashMap<Qpn, u32>,
+    /// Operations with the mover: later ones in the same order follow them there.
+    with_mover: HashMap<Order, u32>,
     finished: Arc<Finished>,
     /// On a local link: the peer, and what the regions are called that it can read, with where they
     /// start in what it was given.
     peer: Option<Arc<Mutex<Peer>>>,
     given: HashMap<RegionId, (u64, u64)>,
+    /// Some names were most likely given up before they were sent.
+    many_lent: bool,
 }
+
+/// Whose operations take effect in the order in which they were handed out: those of a queue pair for the
+/// peer's requests, and those for this side's own.
+pub(super) type Order = (Qpn, bool);
 
 /// Answers of the mover.
 #[derive(Debug)]
 pub(super) struct Finished {
     pub(super) answers: Mutex<Vec<Answer>>,
     pub(super) wake: OwnedFd,
+    /// The mover waits for a slot that may be kept by a packet that was given up.
+    pub(super) starved: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -215,9 +220,13 @@ pub(super) struct Answer {
     pub(super) token: MemToken,
     pub(super) buffer: Vec<u8>,
     pub(super) result: Result<u64, MemFault>,
-    pub(super) qpn: Qpn,
+    pub(super) order: Order,
     /// Regions whose memory was found to be gone: nothing may reach them again.
     pub(super) gone: Vec<RegionId>,
+    /// Where the bytes of a read stand, where they are not in the buffer: slot, offset, and length.
+    pub(super) staged: Option<(Arc<StageSlot>, u64, u32)>,
+    /// Cookies of what was fetched from the peer.
+    pub(super) fetched: Vec<u64>,
 }
 
 /// Shorter payloads are copied into the packet: cheaper than a reference.
@@ -226,7 +235,8 @@ const REFERENCE_MIN: usize = 512;
 impl Memories {
     /// `wake` is written when the mover has finished something. `peer` is there on a local link.
     pub(super) fn new(wake: OwnedFd, peer: Option<Arc<Mutex<Peer>>>) -> Self {
-        let finished = Arc::new(Finished { answers: Mutex::default(), wake });
+        let starved = AtomicBool::new(false);
+        let finished = Arc::new(Finished { answers: Mutex::default(), wake, starved });
         Self {
             regions: HashMap::new(),
             mover: None,
@@ -234,6 +244,7 @@ impl Memories {
             finished,
             peer,
             given: HashMap::new(),
+            many_lent: false,
         }
     }
 
@@ -243,6 +254,11 @@ impl Memories {
             (Some(peer), Memory::Gpu(mem)) => lock(peer).give_gpu(mem),
             _ => None,
         };
+        if let (Some(peer), Memory::Gpu(mem), None) = (&self.peer, &memory, given)
+            && !mem.is_watched()
+        {
+            lock(peer).give_stage();
+        }
         if let Some(given) = given {
             self.given.insert(region, given);
         }
@@ -254,6 +270,53 @@ impl Memories {
             lock(peer).take_back(number);
         }
         self.regions.remove(&region);
+    }
+
+    /// Names of bytes of a region that the peer may still follow. The region's memory must stay what it is
+    /// meanwhile.
+    pub(super) fn lent(&self, region: RegionId) -> u32 {
+        match (&self.peer, self.given.get(&region)) {
+            (Some(peer), Some((number, _))) => lock(peer).lent_of(*number),
+            _ => 0,
+        }
+    }
+
+    /// Forgets names in packets that were given up before they were sent. What has been finished must have
+    /// been handed to the engine.
+    pub(super) fn sweep(&self, engine: &Engine, waiting: &VecDeque<Transmit>) {
+        let Some(peer) = &self.peer else { return };
+        let mut kept = HashSet::new();
+        engine.each_unsent(|datagram| kept.extend(cookies_in(datagram)));
+        for transmit in waiting {
+            kept.extend(cookies_in(&transmit.datagram));
+        }
+        lock(peer).lent.sweep(&kept);
+    }
+
+    /// Whether so many names are kept account of that some of them were most likely given up.
+    pub(super) fn wants_sweep(&mut self) -> bool {
+        let wanted = std::mem::take(&mut self.many_lent);
+        wanted | self.finished.starved.swap(false, Ordering::Relaxed)
+    }
+
+    /// All that has arrived is dealt with: what was not fetched of the peer's never will be.
+    pub(super) fn settle_arrivals(&self) {
+        if let Some(peer) = &self.peer {
+            lock(peer).fetches.settle();
+        }
+    }
+
+    fn fetched(&self, cookies: impl IntoIterator<Item = u64>) {
+        let mut cookies = cookies.into_iter().peekable();
+        if let (Some(peer), Some(_)) = (&self.peer, cookies.peek()) {
+            let fetches = &mut lock(peer).fetches;
+            cookies.for_each(|cookie| fetches.fetched(cookie));
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn peer(&self) -> Option<Arc<Mutex<Peer>>> {
+        self.peer.clone()
     }
 
     /// As if the peer had mapped a region on a GPU.
@@ -279,52 +342,62 @@ impl Memories {
 
     /// Carries an operation out, or hands it to the mover and answers `None`.
     pub(super) fn run(&mut self, mut op: MemOp) -> Option<Answer> {
-        let in_order = !self.with_mover.contains_key(&op.qpn);
+        let order = (op.qpn, op.of_peer);
+        let in_order = !self.with_mover.contains_key(&order);
         if in_order && let Some(len) = self.reference(&mut op) {
-            let MemOp { token, buffer, qpn, .. } = op;
-            return Some(Answer { token, buffer, result: Ok(len), qpn, gone: Vec::new() });
+            return Some(answered(op, Ok(len)));
         }
         let Ok(sources) = self.sources(&op) else { return Some(failed(op)) };
         let memory = |region| self.regions.get(&region);
-        let local = sources.iter().all(|piece| matches!(*piece.memory, PeerRegion::Host(_)));
+        let local = sources.iter().all(|piece| !matches!(*piece.memory, PeerRegion::Gpu(_)));
         let at_once = local
             && op.segments.iter().all(|segment| {
                 memory(segment.region).is_none_or(|memory| memory.is_at_once(segment.len))
             });
         if at_once && in_order {
-            return Some(carry_out(op, &sources, |_, region| self.regions.get(&region)));
+            let answer = carry_out(op, &sources, |_, region| self.regions.get(&region));
+            self.fetched(sources.iter().map(|piece| piece.cookie));
+            return Some(answer);
         }
         let memories = op.segments.iter().map(|segment| memory(segment.region).cloned()).collect();
-        let qpn = op.qpn;
-        match self.mover() {
-            Some(mover) => match mover.send(Job { op, memories, sources }) {
+        let stage = match (&self.peer, op.kind) {
+            (Some(peer), MemKind::Read) => lock(peer).stage().cloned(),
+            _ => None,
+        };
+        let job = Job { op, memories, sources, stage };
+        let refused = match self.mover() {
+            Some(mover) => match mover.send(job) {
                 Ok(()) => {
-                    *self.with_mover.entry(qpn).or_default() += 1;
-                    None
+                    *self.with_mover.entry(order).or_default() += 1;
+                    return None;
                 }
-                Err(refused) => Some(failed(refused.op)),
+                Err(refused) => *refused,
             },
-            None => Some(failed(op)),
-        }
+            None => job,
+        };
+        self.fetched(refused.sources.iter().map(|piece| piece.cookie));
+        Some(failed(refused.op))
     }
 
     /// Names the bytes of a read instead of copying them, where the peer can read all of them. Answers
     /// how many.
-    fn reference(&self, op: &mut MemOp) -> Option<u64> {
-        if self.peer.is_none() || op.kind != MemKind::Read || op.len() < REFERENCE_MIN {
+    fn reference(&mut self, op: &mut MemOp) -> Option<u64> {
+        if op.kind != MemKind::Read || self.peer.is_none() || op.len() < REFERENCE_MIN {
             return None;
         }
-        let start = op.buffer.len();
-        for segment in op.segments.iter() {
-            let given = self.given.get(&segment.region).filter(|(number, _)| {
-                self.peer.as_ref().is_some_and(|peer| lock(peer).can_read(*number))
-            });
-            let Some((number, base)) = given else {
-                op.buffer.truncate(start);
-                return None;
-            };
-            refer(&mut op.buffer, *number, segment.offset.saturating_add(*base), segment.len);
+        let mut peer = self.peer.as_ref().map(lock_arc)?;
+        let given =
+            |region| self.given.get(&region).filter(|(number, _)| peer.can_read(*number)).copied();
+        if !op.segments.iter().all(|segment| given(segment.region).is_some()) {
+            return None;
         }
+        let buffer = &mut op.buffer;
+        for segment in op.segments.iter() {
+            let (number, base) = self.given.get(&segment.region).copied()?;
+            let offset = segment.offset.saturating_add(base);
+            peer.refer_region(buffer, number, offset, segment.len);
+        }
+        self.many_lent |= peer.lent.wants_sweep();
         Some(op.len() as u64)
     }
 
@@ -344,13 +417,20 @@ impl Memories {
         if self.with_mover.is_empty() {
             return Vec::new();
         }
-        let answers = std::mem::take(&mut *lock(&self.finished.answers));
-        for answer in &answers {
-            if let Some(count) = self.with_mover.get_mut(&answer.qpn) {
+        let mut answers = std::mem::take(&mut *lock(&self.finished.answers));
+        for answer in &mut answers {
+            if let Some(count) = self.with_mover.get_mut(&answer.order) {
                 *count = count.saturating_sub(1);
                 if *count == 0 {
-                    self.with_mover.remove(&answer.qpn);
+                    self.with_mover.remove(&answer.order);
                 }
+            }
+            self.fetched(std::mem::take(&mut answer.fetched));
+            if let (Some((slot, offset, len)), Some(peer)) = (answer.staged.take(), &self.peer) {
+                let mut peer = lock(peer);
+                let named = peer.refer_slot(&mut answer.buffer, slot, offset, len);
+                self.many_lent |= peer.lent.wants_sweep();
+                answer.result = named.map(|()| u64::from(len));
             }
         }
         answers
@@ -366,8 +446,17 @@ impl Memories {
 }
 
 pub(super) fn failed(op: MemOp) -> Answer {
-    let MemOp { token, buffer, qpn, .. } = op;
-    Answer { token, buffer, result: Err(MemFault), qpn, gone: Vec::new() }
+    answered(op, Err(MemFault))
+}
+
+pub(super) fn answered(op: MemOp, result: Result<u64, MemFault>) -> Answer {
+    let MemOp { token, buffer, qpn, of_peer, .. } = op;
+    let order = (qpn, of_peer);
+    Answer { token, buffer, result, order, gone: Vec::new(), staged: None, fetched: Vec::new() }
+}
+
+fn lock_arc(peer: &Arc<Mutex<Peer>>) -> MutexGuard<'_, Peer> {
+    lock(peer)
 }
 
 /// Carries an operation out on memory that `find` names by the segment's index and region.
@@ -398,8 +487,7 @@ pub(super) fn carry_out<'a>(
         result = result.and(done);
         cursor = cursor.saturating_add(len);
     }
-    let MemOp { token, buffer, qpn, .. } = op;
-    Answer { token, buffer, result, qpn, gone: Vec::new() }
+    answered(op, result)
 }
 
 /// Bytes of the peer's memory, taken from the front.
@@ -418,7 +506,7 @@ impl Sources<'_> {
             let step = left.min(len);
             let from = piece.offset.checked_add(u64::from(self.done)).ok_or(MemFault)?;
             let source = Arc::clone(&piece.memory);
-            memory.pull(offset, &Piece { memory: source, offset: from, len: step })?;
+            memory.pull(offset, &Piece { memory: source, offset: from, len: step, cookie: 0 })?;
             offset = offset.saturating_add(u64::from(step));
             len -= step;
             self.done += step;

@@ -16,12 +16,14 @@
 mod alarm;
 mod exchange;
 mod lane;
+mod lent;
 mod link;
 mod memory;
 mod mover;
 mod objects;
 mod peer;
 mod soft;
+mod stage;
 
 #[cfg(test)]
 mod gpu_tests;

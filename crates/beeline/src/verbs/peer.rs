@@ -15,6 +15,9 @@
 //! device can, but another program at the other end could map it for writing, and keep it. So GPU memory
 //! is passed to processes that are trusted with all of its allocation.
 //!
+//! Memory of a GPU that is not passed on goes through [staging memory](super::stage), which both sides pin. What
+//! the peer may still be fetching is kept account of in [`super::lent`].
+//!
 //! Of a peer's messages so many are read at a time, and numbers only grow: a peer that sends without end
 //! holds nobody up and fills nothing.
 
@@ -26,12 +29,15 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use beeline_core::rc::MemFault;
+use beeline_core::roce::Packet;
 use beeline_sys::mem::{HostMem, PeerMem};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
 };
 
+use super::lent::{Fetches, Lent, What};
+use super::stage::{STAGE_BYTES, Stage, StageMem, StageSlot};
 use crate::gpu::{Buffer, Gpu};
 use crate::memory::GpuMemory;
 
@@ -39,14 +45,18 @@ use crate::memory::GpuMemory;
 /// ring.
 const REGIONS_MAX: usize = 4096;
 
-/// Bytes of a reference to one piece of memory: region, offset and length.
-const PIECE: usize = 24;
+/// Bytes of a reference to one piece of memory: region, offset, length, and the cookie that is released
+/// when its bytes have been fetched.
+const PIECE: usize = 32;
 
 /// First word of every message, with the version of what is said.
-const MAGIC: u64 = 0x6265_656c_696e_0002;
+const MAGIC: u64 = 0x6265_656c_696e_0003;
 
 /// Set in the number of a region that lies on a GPU.
 const ON_GPU: u64 = 1 << 63;
+
+/// Set in the number of staging memory.
+const ON_STAGE: u64 = 1 << 62;
 
 /// Descriptors of one message at most.
 const FDS_MAX: usize = 2;
@@ -65,7 +75,7 @@ pub(super) struct Peer {
     next: u64,
     given: usize,
     /// Regions on a GPU that are given now.
-    lent: HashSet<u64>,
+    lent_gpu: HashSet<u64>,
     /// The newest number of the peer's: numbers only grow.
     newest: u64,
     taken: HashMap<u64, Arc<PeerRegion>>,
@@ -80,6 +90,14 @@ pub(super) struct Peer {
     pub(super) gone: Vec<u64>,
     pub(super) offers: Vec<u64>,
     pub(super) mapped: Vec<u64>,
+    /// What the peer may be fetching of this side's, and this side of the peer's.
+    pub(super) lent: Lent<Arc<StageSlot>>,
+    pub(super) fetches: Fetches,
+    /// This side's staging memory and its number, once there is use for it, and whether the peer has mapped it.
+    stage: Option<(u64, Arc<Stage>)>,
+    stage_ready: bool,
+    /// Staging memory could not be made, or the peer does not listen.
+    stage_failed: bool,
     /// The peer is gone, or said something that is not understood.
     ended: bool,
 }
@@ -90,6 +108,7 @@ pub(super) struct Piece {
     pub(super) memory: Arc<PeerRegion>,
     pub(super) offset: u64,
     pub(super) len: u32,
+    pub(super) cookie: u64,
 }
 
 /// A region of the peer.
@@ -98,6 +117,43 @@ pub(super) enum PeerRegion {
     Host(PeerMem),
     /// Mapped for one GPU of this process.
     Gpu(Buffer),
+    /// Its staging memory.
+    Stage(StageMem),
+}
+
+impl PeerRegion {
+    /// Copies bytes into host memory.
+    ///
+    /// # Errors
+    /// Where they lie outside of either, or on a GPU.
+    pub(super) fn copy_to(
+        &self,
+        offset: u64,
+        target: &HostMem,
+        target_offset: u64,
+        len: u64,
+    ) -> Result<(), MemFault> {
+        let copied = match self {
+            Self::Host(memory) => memory.copy_to(offset, target, target_offset, len),
+            Self::Stage(memory) => memory.copy_to(offset, target, target_offset, len),
+            // Fetched by the mover.
+            Self::Gpu(_) => return Err(MemFault),
+        };
+        copied.map_err(|_| MemFault)
+    }
+
+    /// Copies bytes out.
+    ///
+    /// # Errors
+    /// As [`copy_to`](Self::copy_to).
+    pub(super) fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), MemFault> {
+        let read = match self {
+            Self::Host(memory) => memory.read(offset, into),
+            Self::Stage(memory) => memory.read(offset, into),
+            Self::Gpu(_) => return Err(MemFault),
+        };
+        read.map_err(|_| MemFault)
+    }
 }
 
 /// Two words and what came with them.
@@ -115,7 +171,7 @@ impl Peer {
             socket,
             next: 1,
             given: 0,
-            lent: HashSet::new(),
+            lent_gpu: HashSet::new(),
             newest: 0,
             taken: HashMap::new(),
             pending: Vec::new(),
@@ -124,6 +180,11 @@ impl Peer {
             gone: Vec::new(),
             offers: Vec::new(),
             mapped: Vec::new(),
+            lent: Lent::new(),
+            fetches: Fetches::default(),
+            stage: None,
+            stage_ready: false,
+            stage_failed: false,
             ended: false,
         }
     }
@@ -157,8 +218,75 @@ impl Peer {
         self.next += 1;
         self.given += 1;
         self.offers.push(number);
-        self.lent.insert(number);
+        self.lent_gpu.insert(number);
         Some((number, base))
+    }
+
+    /// Makes staging memory and offers it to the peer, at the first call.
+    pub(super) fn give_stage(&mut self) {
+        if self.stage.is_some() || self.stage_failed {
+            return;
+        }
+        let number = self.next | ON_STAGE;
+        let made = Stage::new().and_then(|(stage, file)| {
+            send(&self.socket, [number, STAGE_BYTES], &[file.as_fd()])?;
+            Ok(stage)
+        });
+        match made {
+            Ok(stage) => {
+                self.next += 1;
+                self.offers.push(number);
+                self.stage = Some((number, stage));
+            }
+            Err(error) => {
+                tracing::info!(%error, "no staging memory for a local link: bytes go through its ring");
+                self.stage_failed = true;
+            }
+        }
+    }
+
+    /// Staging memory that the peer reads.
+    pub(super) fn stage(&self) -> Option<&Arc<Stage>> {
+        self.stage.as_ref().map(|(_, stage)| stage).filter(|_| self.stage_ready)
+    }
+
+    /// Names `len` bytes from `offset` on of a slot, which is kept until the peer has fetched them.
+    ///
+    /// # Errors
+    /// Without staging memory.
+    pub(super) fn refer_slot(
+        &mut self,
+        buffer: &mut Vec<u8>,
+        slot: Arc<StageSlot>,
+        offset: u64,
+        len: u32,
+    ) -> Result<(), MemFault> {
+        let (number, _) = self.stage.as_ref().ok_or(MemFault)?;
+        let number = *number;
+        let cookie = self.lent.lend(What::Slot(slot));
+        refer(buffer, number, offset, len, cookie);
+        Ok(())
+    }
+
+    /// Names bytes of a region given to the peer, which is kept until the peer has fetched them.
+    pub(super) fn refer_region(
+        &mut self,
+        buffer: &mut Vec<u8>,
+        number: u64,
+        offset: u64,
+        len: u32,
+    ) {
+        let cookie = self.lent.lend(What::Region(number));
+        refer(buffer, number, offset, len, cookie);
+    }
+
+    /// Names of a region's bytes that the peer may still follow. None once the peer's process is gone.
+    pub(super) fn lent_of(&mut self, number: u64) -> u32 {
+        if self.lent.of_region(number) > 0 {
+            // Finds out whether the peer is still there.
+            self.read_messages();
+        }
+        self.lent.of_region(number)
     }
 
     /// Memory of `gpu` is registered here: what the peer has given can be mapped for it.
@@ -196,6 +324,12 @@ impl Peer {
     }
 
     #[cfg(test)]
+    pub(super) fn knows(&mut self, number: u64) -> bool {
+        self.read_messages();
+        self.taken.contains_key(&number)
+    }
+
+    #[cfg(test)]
     pub(super) fn insert(&mut self, number: u64, buffer: Buffer) {
         self.taken.insert(number, Arc::new(PeerRegion::Gpu(buffer)));
     }
@@ -203,13 +337,16 @@ impl Peer {
     /// As if a region on a GPU had been given, and the peer had mapped it.
     #[cfg(test)]
     pub(super) fn lend(&mut self, number: u64) {
-        self.lent.insert(number);
+        self.lent_gpu.insert(number);
         self.is_mapped(number);
     }
 
     /// The peer has mapped a region on a GPU. What is not given, or no longer, is nothing it can have.
     pub(super) fn is_mapped(&mut self, number: u64) {
-        if self.lent.contains(&number) {
+        if self.stage.as_ref().is_some_and(|(known, _)| *known == number) {
+            self.stage_ready = true;
+        }
+        if self.lent_gpu.contains(&number) {
             self.ready.insert(number);
         }
     }
@@ -222,7 +359,7 @@ impl Peer {
     /// A region is no longer registered.
     pub(super) fn take_back(&mut self, number: u64) {
         self.ready.remove(&number);
-        self.lent.remove(&number);
+        self.lent_gpu.remove(&number);
         self.gone.push(number);
         self.given = self.given.saturating_sub(1);
     }
@@ -236,22 +373,30 @@ impl Peer {
         self.mapped.retain(|known| *known != number);
     }
 
-    /// The memory that a reference names.
+    /// The memory that a reference names. Its cookies are taken, and to be answered with
+    /// [`Fetches::fetched`]; where it names what is not there, they are answered already.
     pub(super) fn resolve(&mut self, reference: &[u8]) -> Result<Vec<Piece>, MemFault> {
         let (pieces, _) = reference.as_chunks::<PIECE>();
-        pieces.iter().map(|piece| self.resolve_piece(piece)).collect()
+        cookies_of(reference).for_each(|cookie| self.fetches.take(cookie));
+        let resolved: Result<Vec<Piece>, MemFault> =
+            pieces.iter().map(|piece| self.resolve_piece(piece)).collect();
+        if resolved.is_err() {
+            cookies_of(reference).for_each(|cookie| self.fetches.fetched(cookie));
+        }
+        resolved
     }
 
     fn resolve_piece(&mut self, piece: &[u8; PIECE]) -> Result<Piece, MemFault> {
         let (words, _) = piece.as_chunks::<8>();
-        let [number, offset, len] = words else { return Err(MemFault) };
-        let [number, offset, len] = [*number, *offset, *len].map(u64::from_le_bytes);
+        let [number, offset, len, cookie] = words else { return Err(MemFault) };
+        let [number, offset, len, cookie] =
+            [*number, *offset, *len, *cookie].map(u64::from_le_bytes);
         let len = u32::try_from(len).map_err(|_| MemFault)?;
         if !self.taken.contains_key(&number) {
             self.read_messages();
         }
         let memory = Arc::clone(self.taken.get(&number).ok_or(MemFault)?);
-        Ok(Piece { memory, offset, len })
+        Ok(Piece { memory, offset, len, cookie })
     }
 
     /// Takes the regions that the peer has given.
@@ -264,20 +409,29 @@ impl Peer {
             match receive(&self.socket) {
                 Ok(message) => self.take(message),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(_) => self.ended = true,
+                Err(error) => {
+                    self.ended = true;
+                    if error.kind() != io::ErrorKind::InvalidData {
+                        // Its process is gone, or its NIC is: nobody fetches anything any more.
+                        self.lent.clear();
+                    }
+                }
             }
         }
     }
 
     fn take(&mut self, message: Message) {
         let Message { words: [number, len], fds } = message;
-        let (plain, fd) = (number & !ON_GPU, fds.into_iter().next());
+        let (plain, fd) = (number & !(ON_GPU | ON_STAGE), fds.into_iter().next());
         let Some(fd) = fd.filter(|_| plain > self.newest) else {
             tracing::warn!(number, "a local peer gave a region twice, or none: no more is taken");
             self.ended = true;
             return;
         };
         self.newest = plain;
+        if number & ON_STAGE != 0 {
+            return self.take_stage(number, len, &fd);
+        }
         if number & ON_GPU != 0 {
             return self.take_gpu(number, len, fd);
         }
@@ -289,11 +443,52 @@ impl Peer {
     }
 }
 
+impl Peer {
+    /// Maps the peer's staging memory; a peer has one.
+    fn take_stage(&mut self, number: u64, len: u64, fd: &OwnedFd) {
+        let known = self.taken.values().any(|region| matches!(**region, PeerRegion::Stage(_)));
+        if known || len > 2 * STAGE_BYTES {
+            tracing::warn!(
+                number,
+                len,
+                "a local peer gave staging memory twice, or too much of it"
+            );
+            self.ended = true;
+            return;
+        }
+        // Where it cannot be mapped the peer is told nothing, and goes on sending the bytes.
+        match StageMem::new(fd, len) {
+            Ok(memory) => {
+                self.taken.insert(number, Arc::new(PeerRegion::Stage(memory)));
+                self.mapped.push(number);
+            }
+            Err(error) => tracing::info!(%error, "staging memory of a local peer is not mapped"),
+        }
+    }
+}
+
 /// Appends a reference to `len` bytes at `offset` of a region given to the peer.
-pub(super) fn refer(buffer: &mut Vec<u8>, number: u64, offset: u64, len: u32) {
-    for word in [number, offset, u64::from(len)] {
+fn refer(buffer: &mut Vec<u8>, number: u64, offset: u64, len: u32, cookie: u64) {
+    for word in [number, offset, u64::from(len), cookie] {
         buffer.extend_from_slice(&word.to_le_bytes());
     }
+}
+
+/// The cookies of a reference.
+fn cookies_of(reference: &[u8]) -> impl Iterator<Item = u64> {
+    reference.as_chunks::<PIECE>().0.iter().filter_map(|piece| {
+        let (_, cookie) = piece.split_last_chunk::<8>()?;
+        Some(u64::from_le_bytes(*cookie))
+    })
+}
+
+/// The cookies in a packet of a local link: none where it carries its payload.
+pub(super) fn cookies_in(datagram: &[u8]) -> impl Iterator<Item = u64> {
+    let names = datagram.split_last_chunk().is_some_and(|(_, last)| *last != [0_u8; 4]);
+    let packet = names.then(|| Packet::parse_local(datagram).ok()).flatten();
+    let reference = packet.filter(|packet| packet.referenced > 0);
+    let reference = reference.and_then(|packet| datagram.get(packet.payload)).unwrap_or_default();
+    cookies_of(reference)
 }
 
 /// Sends a message whole.
@@ -361,7 +556,7 @@ mod tests {
 
     fn named(peer: &mut Peer, number: u64) -> bool {
         let mut reference = Vec::new();
-        refer(&mut reference, number, 0, 8);
+        refer(&mut reference, number, 0, 8, 0);
         peer.resolve(&reference).is_ok()
     }
 

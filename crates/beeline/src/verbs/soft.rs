@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use beeline_core::mr::{Lkey, PdId, RegionId, Secret};
+use beeline_core::mr::{DeregisterError, Lkey, PdId, RegionId, Secret};
 use beeline_core::rc::{Config, CqId, Engine, Event, Transmit};
 use beeline_core::roce::{Mtu, Strength};
 use beeline_core::time::Time;
@@ -318,7 +318,7 @@ impl Core {
         self.run_memory();
         self.route_events(events);
         self.bury();
-        self.pending = sent || received || late;
+        self.pending = sent || received || late || self.link.has_word();
         self.pending
     }
 
@@ -348,6 +348,11 @@ impl Core {
             self.engine.handle_datagram(time, &path, datagram);
         }
         self.arrivals = arrivals;
+        if busy && self.link.kind() == LinkKind::Local {
+            // What has led to a fetch of the peer's memory is known now, and what has not.
+            self.run_memory();
+            self.memories.settle_arrivals();
+        }
         busy
     }
 
@@ -366,6 +371,9 @@ impl Core {
                 self.engine.handle_memory_done(answer.token, answer.buffer, answer.result);
             }
         }
+        if self.memories.wants_sweep() {
+            self.memories.sweep(&self.engine, &self.out);
+        }
     }
 
     /// Sends one batch. `false` when there was nothing to send or the link is full.
@@ -383,7 +391,9 @@ impl Core {
                 self.run_memory();
             }
         }
-        let nothing = self.out.is_empty() && self.link.due().is_none_or(|due| due > Instant::now());
+        let nothing = self.out.is_empty()
+            && !self.link.has_word()
+            && self.link.due().is_none_or(|due| due > Instant::now());
         if nothing {
             self.link_full = false;
             return false;
@@ -434,15 +444,32 @@ impl Core {
         self.retired = retired;
     }
 
-    /// Removes a region. `false` while it is in use.
+    /// Removes a region. `false` while it is in use, by this side or by a peer that fetches its bytes.
     pub(super) fn forget(&mut self, pd: PdId, lkey: Lkey) -> bool {
-        if self.engine.deregister(pd, lkey).is_err() {
-            return false;
-        }
+        self.lent(lkey) == 0 && self.deregister(pd, lkey).is_ok()
+    }
+
+    /// Removes a region.
+    ///
+    /// # Errors
+    /// While it is in use, and for an unknown one.
+    pub(super) fn deregister(&mut self, pd: PdId, lkey: Lkey) -> Result<(), DeregisterError> {
+        self.engine.deregister(pd, lkey)?;
         if let Some(region) = self.regions.remove(&lkey) {
             self.memories.remove(region);
         }
-        true
+        Ok(())
+    }
+
+    /// Names of a region's bytes in packets that the peer may still follow; none off a local link.
+    pub(super) fn lent(&mut self, lkey: Lkey) -> u32 {
+        let Some(region) = self.regions.get(&lkey).copied() else { return 0 };
+        if self.memories.lent(region) > 0 {
+            // What is finished must be with the engine before it is asked what is still to be sent.
+            self.run_memory();
+            self.memories.sweep(&self.engine, &self.out);
+        }
+        self.memories.lent(region)
     }
 
     /// When something is to be done although nothing arrives.

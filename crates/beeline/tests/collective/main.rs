@@ -8,6 +8,10 @@
 )]
 
 mod data;
+mod emulated;
+#[path = "../cuda_over_test_libcuda/library.rs"]
+#[allow(dead_code, reason = "what the other program needs besides")]
+mod library;
 mod order;
 mod processes;
 mod support;

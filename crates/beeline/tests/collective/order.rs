@@ -117,3 +117,38 @@ fn survivors_go_on_without_the_others() {
         assert!(job.comms[0].shrink(wrong, job.comms[0].settings()).unwrap_err().is_refused());
     }
 }
+
+/// Ranks divide the same transfers into groups as they like: rank 0 has all of its own in one, of which the last send lets
+/// rank 1 begin what rank 0 receives first, over rank 2. Two rounds of one pair must not wait for another pair's first.
+#[test]
+fn a_group_does_not_wait_for_its_first_round() {
+    let job = Job::new(3);
+    let one = |rank: usize, kind, peer: u32, len: u64, buffer: &beeline::gpu::Buffer| {
+        let place = Place::Buffer(buffer.clone(), 0);
+        let (input, output) =
+            if kind == Collective::Send { (place, Place::None) } else { (Place::None, place) };
+        let call = Call::new(kind, len, DataType::U8).root(peer);
+        job.comms[rank].call(call, input, output, None, &job.streams[rank])
+    };
+    let buffer = |rank: usize| job.comms[rank].gpu().alloc(4096).unwrap();
+    for turn in 0..3 {
+        let (sent, second, received) = (buffer(0), buffer(0), buffer(0));
+        let (got, token, back) = (buffer(1), buffer(1), buffer(2));
+        put(&sent, 0, &noise(4096, turn), &job.streams[0]);
+        put(&token, 0, &noise(4096, turn + 70), &job.streams[1]);
+        group(|| {
+            one(0, Collective::Send, 1, 4000, &sent)?;
+            one(0, Collective::Recv, 2, 500, &received)?;
+            one(0, Collective::Send, 1, 300, &second)
+        })
+        .unwrap();
+        one(1, Collective::Recv, 0, 4000, &got).unwrap();
+        one(1, Collective::Recv, 0, 300, &buffer(1)).unwrap();
+        one(1, Collective::Send, 2, 500, &token).unwrap();
+        one(2, Collective::Recv, 1, 500, &back).unwrap();
+        one(2, Collective::Send, 0, 500, &back).unwrap();
+        job.finish();
+        assert!(get(&got, 0, 4000, &job.streams[1]) == noise(4096, turn)[..4000]);
+        assert!(get(&received, 0, 500, &job.streams[0]) == noise(4096, turn + 70)[..500]);
+    }
+}

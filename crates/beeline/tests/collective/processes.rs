@@ -21,7 +21,8 @@ fn rank_process() {
         .map(|c| u8::from_str_radix(std::str::from_utf8(c).unwrap(), 16).unwrap())
         .collect();
     let id = UniqueId::from_bytes(&bytes.try_into().unwrap()).unwrap();
-    let comm = Communicator::join(&id, rank, ranks, &gpu(), &settings(|_| {})).unwrap();
+    let comm =
+        Communicator::join(&id, rank, ranks, &gpu_of(rank, ranks), &settings(|_| {})).unwrap();
     calls(&comm);
     if dies == rank {
         std::process::abort();
@@ -79,7 +80,9 @@ fn launched_process() {
     if std::env::var_os("BEELINE_TEST_LAUNCHED").is_none() {
         return;
     }
-    let comm = Communicator::launched(&gpu(), &settings(|_| {})).unwrap();
+    let number = |name| std::env::var(name).unwrap().parse().unwrap();
+    let gpu = gpu_of(number("LOCAL_RANK"), number("WORLD_SIZE"));
+    let comm = Communicator::launched(&gpu, &settings(|_| {})).unwrap();
     assert_eq!(std::env::var("RANK").unwrap(), comm.rank().to_string());
     calls(&comm);
     comm.close(Instant::now() + LONG).unwrap();

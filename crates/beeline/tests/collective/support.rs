@@ -37,6 +37,11 @@ pub(crate) fn gpus(ranks: u32) -> Vec<Gpu> {
     names.iter().take(ranks as usize).map(open).collect()
 }
 
+/// The device of one rank of several that are processes.
+pub(crate) fn gpu_of(rank: u32, ranks: u32) -> Gpu {
+    gpus(ranks).swap_remove(rank as usize)
+}
+
 pub(crate) fn settings(change: impl FnOnce(&mut Settings)) -> Settings {
     let mut settings = Settings::default();
     settings.deadline = LONG;
@@ -53,7 +58,7 @@ impl Job {
         Self::of(Communicator::local(&gpus(ranks), settings).unwrap())
     }
 
-    /// On simulated devices, whatever the machine has: their faults and their waiting are what a test is about.
+    /// On simulated devices, whatever the machine has: their faults are what a test is about.
     pub(crate) fn simulated(ranks: u32, settings: &Settings) -> Self {
         let gpus: Vec<Gpu> = (0..ranks).map(|_| gpu()).collect();
         Self::of(Communicator::local(&gpus, settings).unwrap())
@@ -160,7 +165,10 @@ pub(crate) fn noise(len: usize, seed: u64) -> Vec<u8> {
 pub(crate) fn inputs(call: &Call, ranks: u32) -> Vec<Vec<u8>> {
     let size = call.dtype.size_bytes().unwrap();
     let bytes = call.count * size * u64::from(call.input_parts(ranks));
-    (0..ranks).map(|rank| noise(bytes as usize, u64::from(rank) + 1)).collect()
+    let all = (0..ranks).map(|rank| noise(bytes as usize, u64::from(rank) + 1));
+    // A bool is 0 or 1; what others become is not said.
+    let only = if call.dtype == DataType::BOOL { 1 } else { 0xff };
+    all.map(|bytes| bytes.into_iter().map(|byte| byte & only).collect()).collect()
 }
 
 /// What `rank` must have after `call`.

@@ -11,7 +11,7 @@ use crate::support::*;
 const SHORT: Duration = Duration::from_millis(400);
 
 fn short(ranks: u32) -> Job {
-    Job::simulated(ranks, &settings(|settings| settings.deadline = SHORT))
+    Job::with(ranks, &settings(|settings| settings.deadline = SHORT))
 }
 
 fn make(job: &Job, rank: usize, call: Call) -> beeline::Result<()> {
@@ -26,7 +26,15 @@ fn errors(job: &Job, ranks: &[usize]) -> Vec<beeline::Error> {
         .iter()
         .map(|rank| {
             job.streams[*rank].synchronize(Instant::now() + LONG).unwrap();
-            job.comms[*rank].async_error().unwrap_or_else(|| panic!("rank {rank} has no error"))
+            // A rank whose small data went without anybody's help learns of it a moment later.
+            let end = Instant::now() + LONG;
+            loop {
+                match job.comms[*rank].async_error() {
+                    Some(error) => break error,
+                    None => assert!(Instant::now() < end, "rank {rank} has no error"),
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
         })
         .collect()
 }
@@ -79,7 +87,8 @@ fn a_rank_that_never_comes_is_named_with_its_last_call() {
 /// Sends before receives on both sides, outside a group: a deadlock that is told (H-COLL-08). Grouped they work.
 #[test]
 fn sends_that_wait_for_each_other_are_told() {
-    let job = short(2);
+    // Kernels send this little without waiting for anybody.
+    let job = Job::simulated(2, &settings(|settings| settings.deadline = SHORT));
     let transfer = |rank: usize, kind| {
         make(&job, rank, Call::new(kind, 10, DataType::F32).root(1 - rank as u32))
     };
@@ -117,8 +126,7 @@ fn a_send_and_a_receive_of_two_sizes_are_named() {
 /// Abort with calls in flight that can never end: it returns, and the streams end. The deadline is far.
 #[test]
 fn an_abort_waits_for_nothing() {
-    let job =
-        Job::simulated(3, &settings(|settings| settings.deadline = Duration::from_secs(86_400)));
+    let job = Job::with(3, &settings(|settings| settings.deadline = Duration::from_secs(86_400)));
     for rank in [0, 1] {
         for _ in 0..3 {
             make(&job, rank, all_reduce(1000, DataType::F32)).unwrap();
@@ -132,7 +140,10 @@ fn an_abort_waits_for_nothing() {
         assert!(make(&job, rank, all_reduce(1, DataType::F32)).unwrap_err().is_cancelled());
     }
     // A rank that waits for one that aborted learns of it long before the deadline.
-    make(&job, 2, all_reduce(1000, DataType::F32)).unwrap();
+    // What they had sent of the first call may still be taken.
+    for _ in 0..2 {
+        let _ = make(&job, 2, all_reduce(1000, DataType::F32));
+    }
     let text = errors(&job, &[2])[0].to_string();
     assert!(text.contains("aborted"), "{text}");
 }

@@ -55,6 +55,8 @@ pub const ALL: &[(&str, fn())] = &[
     ("foreign_memory_freed", crate::regions::foreign_memory_freed),
     ("registration_cache", crate::regions::registration_cache),
     ("region_refusals", crate::regions::refusals),
+    ("local_plain_memory", crate::local::plain_memory),
+    ("local_foreign_memory", crate::local::foreign_memory),
 ];
 
 pub fn cuda(ordinal: u32) -> Gpu {

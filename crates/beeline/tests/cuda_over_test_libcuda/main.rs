@@ -17,6 +17,7 @@ mod cases;
 mod driver;
 mod guest;
 mod library;
+mod local;
 mod pieces;
 mod regions;
 
@@ -43,6 +44,15 @@ fn regions_of_memory_that_its_owner_may_free() {
     let Some(library) = Library::built() else { return };
     for case in ["foreign_memory_freed", "registration_cache", "region_refusals"] {
         child(case, &library, &[]).passed();
+    }
+}
+
+#[test]
+fn memory_over_a_local_link() {
+    let Some(library) = Library::built() else { return };
+    let two = [("BEELINE_TEST_CUDA_DEVICES", "2")];
+    for case in ["local_plain_memory", "local_foreign_memory"] {
+        child(case, &library, &two).passed();
     }
 }
 

@@ -79,6 +79,33 @@ fn lanes_come_back_whatever_became_of_a_request() {
     }
 }
 
+/// Bytes that are in the page cache are written there through mappings, wherever the kernel makes such copies.
+#[test]
+fn what_is_in_the_page_cache_is_written_there_without_the_lock_of_the_file() {
+    let Some(bench) = Bench::built() else { return };
+    let file = tempfile::tempfile_in("/dev/shm").unwrap();
+    file.set_len(4096).unwrap();
+    let window = beeline_sys::window::FileWindow::new(&file, 0, 4096).unwrap();
+    let source = beeline_sys::mem::HostMem::anonymous(4096).unwrap();
+    if let Err(error) = window.fill(0, 4096, &source, 0) {
+        return println!("SKIP process_vm_readv: {error}");
+    }
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/conformance.c");
+    let Some(program) = bench.compile(&source, &[]) else { return };
+    let files = tempfile::tempdir_in("/dev/shm").unwrap();
+    let args = [bench.cufile.to_str().unwrap(), files.path().to_str().unwrap(), "rewrites"];
+    for pool in ["256M", "1"] {
+        let env = [("BEELINE_LOG", "info"), ("BEELINE_POOL_BYTES", pool)];
+        let output = bench.run(&program, &args, &env);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{text}");
+        let mapped = text.split("written_mapped=").skip(1).filter_map(|rest| {
+            rest.split(|c: char| !c.is_ascii_digit()).next()?.parse::<u64>().ok()
+        });
+        assert!(mapped.sum::<u64>() > 64 << 20, "{text}");
+    }
+}
+
 #[test]
 fn slab_classes_of_unequal_length_in_the_file_do_not_reach_the_caller() {
     let json = tempfile::NamedTempFile::new().unwrap();

@@ -10,9 +10,10 @@
 mod join;
 mod launch;
 mod report;
+mod rounds;
 mod verify;
 
-pub(in crate::collective) use report::{REPORT_OFFSET, failure};
+pub(in crate::collective) use report::{REPORT_OFFSET, WAITING_OFFSET, failure, failure_of_others};
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

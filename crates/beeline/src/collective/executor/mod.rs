@@ -35,7 +35,8 @@ mod staged;
 
 pub use faults::Faults;
 
-pub(super) use cuda::{REPORT_OFFSET, failure};
+pub(super) use cuda::{REPORT_OFFSET, WAITING_OFFSET, failure, failure_of_others};
+pub(super) use staged::process_is_gone;
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};

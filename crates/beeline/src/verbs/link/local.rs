@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use beeline_core::rc::Transmit;
 use beeline_core::roce::{Identification, Path, UDP_PORT};
 
-use super::super::peer::{Message, Peer, receive, send};
+use super::super::peer::{Message, Peer, cookies_in, receive, send};
 use super::super::soft::{eventfd, random};
 use super::ring::{Reader, Tag, Writer};
 use super::{Arrival, BATCH};
@@ -80,6 +80,7 @@ impl LocalLink {
 
     pub(super) fn send(&mut self, queue: &mut VecDeque<Transmit>, sent: &mut Vec<Vec<u8>>) -> bool {
         let mut open = true;
+        let mut peer = lock(&self.peer);
         for _ in 0..BATCH {
             let Some(transmit) = queue.pop_front() else { break };
             if !self.writer.push(Tag::Packet, &transmit.datagram) {
@@ -87,9 +88,13 @@ impl LocalLink {
                 open = false;
                 break;
             }
+            cookies_in(&transmit.datagram).for_each(|cookie| peer.lent.sent(cookie));
             sent.push(transmit.datagram);
         }
-        self.tell_gone();
+        // Behind every packet that may name what is gone.
+        let told = tell(&mut self.writer, &mut peer, queue.is_empty());
+        drop(peer);
+        open &= told;
         if self.writer.publish() {
             // Fails only when it is about to be woken anyway.
             let _ = rustix::io::write(&self.theirs, &1u64.to_ne_bytes());
@@ -97,27 +102,9 @@ impl LocalLink {
         open
     }
 
-    /// What is to be said about regions; those that are gone, behind every packet that may name them.
-    fn tell_gone(&mut self) {
-        let mut peer = lock(&self.peer);
-        while let Some(number) = peer.gone.last() {
-            if !self.writer.push(Tag::Gone, &number.to_le_bytes()) {
-                return;
-            }
-            peer.gone.pop();
-        }
-        while let Some(number) = peer.offers.last() {
-            if !self.writer.push(Tag::Offer, &number.to_le_bytes()) {
-                return;
-            }
-            peer.offers.pop();
-        }
-        while let Some(number) = peer.mapped.last() {
-            if !self.writer.push(Tag::Mapped, &number.to_le_bytes()) {
-                return;
-            }
-            peer.mapped.pop();
-        }
+    /// Whether something is to be told to the peer that is in no hurry.
+    pub(super) fn has_word(&self) -> bool {
+        lock(&self.peer).fetches.to_tell().is_some()
     }
 
     pub(super) fn receive(&mut self, spare: &mut Vec<Vec<u8>>, arrivals: &mut Vec<Arrival>) {
@@ -128,11 +115,15 @@ impl LocalLink {
             let mut datagram = spare.pop().unwrap_or_default();
             datagram.clear();
             match self.reader.pop(&mut datagram) {
-                Some(Tag::Packet) => arrivals.push(Arrival { path: self.path, datagram }),
+                Some(Tag::Packet) => {
+                    self.arrive(&datagram);
+                    arrivals.push(Arrival { path: self.path, datagram });
+                }
                 Some(tag) => {
-                    if let Ok(number) = <[u8; 8]>::try_from(datagram.as_slice()) {
-                        self.hear(tag, u64::from_le_bytes(number));
-                    }
+                    let (words, _) = datagram.as_chunks::<8>();
+                    let words: Vec<u64> =
+                        words.iter().map(|word| u64::from_le_bytes(*word)).collect();
+                    self.hear(tag, &words);
                     spare.push(datagram);
                 }
                 None => {
@@ -144,14 +135,24 @@ impl LocalLink {
         self.reader.release();
     }
 
-    /// What the peer says about regions.
-    fn hear(&self, tag: Tag, number: u64) {
+    /// Notes what a packet names; most name nothing.
+    fn arrive(&self, datagram: &[u8]) {
+        let mut cookies = cookies_in(datagram).peekable();
+        if cookies.peek().is_some() {
+            let fetches = &mut lock(&self.peer).fetches;
+            cookies.for_each(|cookie| fetches.arrive(cookie));
+        }
+    }
+
+    /// What the peer says about memory.
+    fn hear(&self, tag: Tag, words: &[u64]) {
         let mut peer = lock(&self.peer);
-        match tag {
-            Tag::Gone => peer.forget(number),
-            Tag::Offer => peer.read_messages(),
-            Tag::Mapped => peer.is_mapped(number),
-            Tag::Packet => {}
+        match (tag, words) {
+            (Tag::Gone, [number]) => peer.forget(*number),
+            (Tag::Offer, [_]) => peer.read_messages(),
+            (Tag::Mapped, [number]) => peer.is_mapped(*number),
+            (Tag::Released, [first, count]) => peer.lent.release((*first, *count)),
+            _ => {}
         }
     }
 
@@ -174,8 +175,78 @@ impl LocalLink {
     }
 }
 
+/// Tells the peer what there is to be told about memory; `false` where the ring is full. What is `gone` waits
+/// until no packet waits that may name it.
+fn tell(writer: &mut Writer, peer: &mut Peer, gone: bool) -> bool {
+    while let Some((first, count)) = peer.fetches.to_tell() {
+        let [first, count] = [first, count].map(u64::to_le_bytes);
+        if !writer.push(Tag::Released, &[first, count].concat()) {
+            return false;
+        }
+        peer.fetches.told();
+    }
+    let kinds: [(Tag, &mut Vec<u64>); 3] = [
+        (Tag::Offer, &mut peer.offers),
+        (Tag::Mapped, &mut peer.mapped),
+        (Tag::Gone, &mut peer.gone),
+    ];
+    for (tag, numbers) in kinds {
+        while let Some(number) = numbers.last().filter(|_| gone || tag != Tag::Gone) {
+            if !writer.push(tag, &number.to_le_bytes()) {
+                return false;
+            }
+            numbers.pop();
+        }
+    }
+    true
+}
+
 /// An address of the range for private use (RFC 4193), so that it can never be one of a network.
 fn address(name: u64) -> IpAddr {
     let [a, b, c, d, e, f, g, h] = name.to_be_bytes();
     IpAddr::V6(Ipv6Addr::from([0xfd, b'b', b'e', b'e', 0, 0, 0, 0, a, b, c, d, e, f, g, h]))
+}
+
+#[cfg(test)]
+mod tests {
+    use beeline_sys::mem::HostMem;
+
+    use super::*;
+
+    fn joined() -> (LocalLink, LocalLink) {
+        let (one, other) = UnixStream::pair().unwrap();
+        std::thread::scope(|scope| {
+            let far = scope.spawn(|| LocalLink::join(other).unwrap());
+            (LocalLink::join(one).unwrap(), far.join().unwrap())
+        })
+    }
+
+    /// A region is said to be gone behind every packet that waits, however full the ring is.
+    #[test]
+    fn what_is_gone_overtakes_no_packet() {
+        const PACKETS: usize = 100;
+        let (mut near, mut far) = joined();
+        let mem = HostMem::shareable(4096).unwrap();
+        let number = lock(&near.peer).give(&mem).unwrap();
+        let path = Path { src: near.path.dst, dst: near.path.src, ..near.path };
+        let packet = |n: usize| Transmit { path, datagram: vec![n as u8; 100_000] };
+        let mut queue: VecDeque<Transmit> = (0..PACKETS).map(packet).collect();
+        lock(&near.peer).take_back(number);
+        let (mut sent, mut spare, mut arrivals) = (Vec::new(), Vec::new(), Vec::new());
+        // More than the ring holds: some are left, and the region is not gone yet.
+        while near.send(&mut queue, &mut sent) {}
+        assert!(!queue.is_empty() && !lock(&near.peer).gone.is_empty());
+        while arrivals.len() < PACKETS {
+            let known = lock(&far.peer).knows(number);
+            assert!(known, "gone after {} packets", arrivals.len());
+            near.send(&mut queue, &mut sent);
+            // One batch at a time, as they come.
+            far.receive(&mut spare, &mut arrivals);
+        }
+        near.send(&mut queue, &mut sent);
+        far.receive(&mut spare, &mut arrivals);
+        assert!(!lock(&far.peer).knows(number));
+        assert!(lock(&near.peer).gone.is_empty() && near.due().is_none());
+        assert!(arrivals.iter().enumerate().all(|(n, arrival)| arrival.datagram[0] == n as u8));
+    }
 }

@@ -128,6 +128,16 @@ impl Link {
         }
     }
 
+    /// Whether [`send`](Self::send) has something to say although no packet waits, with the next packets or
+    /// the next poll.
+    pub(super) fn has_word(&self) -> bool {
+        match self {
+            Self::Local(link) => link.has_word(),
+            Self::Fault(link) => link.inner.has_word(),
+            Self::Udp(_) | Self::Pair(_) => false,
+        }
+    }
+
     /// Tells the link that a thread is about to wait for [`fd`](Self::fd), or has waited. Answers
     /// whether something is there already, so that it must not wait.
     pub(super) fn set_sleeping(&self, sleeping: bool) -> bool {

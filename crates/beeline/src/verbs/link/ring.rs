@@ -36,10 +36,12 @@ pub(super) enum Tag {
     Packet,
     /// A region of the writer that is no longer registered.
     Gone,
-    /// A region on a GPU that the writer gave: the reader may map it.
+    /// A region on a GPU, or staging memory, that the writer gave: the reader may map it.
     Offer = 3,
-    /// A region on a GPU that the writer has mapped.
+    /// A region on a GPU, or staging memory, that the writer has mapped.
     Mapped = 4,
+    /// Cookies of packets whose bytes the writer has fetched, or never will: the first, and how many.
+    Released = 5,
 }
 
 const SKIP: u64 = 2;
@@ -221,6 +223,7 @@ impl<M: RingMem> Reader<M> {
             1 => Tag::Gone,
             3 => Tag::Offer,
             4 => Tag::Mapped,
+            5 => Tag::Released,
             SKIP => {
                 let rest = M::CAPACITY - at;
                 self.tail = self.tail.checked_add(rest.min(there))?;

@@ -58,13 +58,8 @@ impl Mr {
         self.registration.as_deref()
     }
 
-    /// Revokes the region, waits until no access is under way, and ends it: afterwards its memory may be
-    /// freed or used for something else.
-    ///
-    /// On a local link that holds for every access but a peer's READ of 512 bytes or more: its answer only
-    /// names the bytes, counts as done here, and the peer fetches them later. It may then find what was
-    /// written after this call, or fail; no byte goes anywhere but into its own READ. So use the memory for
-    /// something else once the peer has said that its READs are complete.
+    /// Revokes the region, waits until no access is under way and, on a local link, until the peer has fetched
+    /// what packets name of it, and ends it: afterwards its memory may be freed or used for something else.
     ///
     /// # Errors
     /// `is_timeout`, and the region back, where an access does not end by `deadline`; `is_refused` with code
@@ -78,7 +73,7 @@ impl Mr {
             }
             std::thread::sleep(Duration::from_micros(50));
         }
-        self.deregister()
+        self.end(deadline)
     }
 
     /// The GPU memory behind it, if it is that.

@@ -1,6 +1,7 @@
 //! Memory regions.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use beeline_core::addr::Iova;
 use beeline_core::mr::{Access, DeregisterError, Lkey, Registered, Registration, Rkey};
@@ -11,6 +12,9 @@ use super::super::memory::Memory;
 use super::context::{Pd, PdInner};
 use crate::error::{Error, Result};
 use crate::memory::registration::Registration as Pinning;
+
+/// How long [`Mr::deregister`] waits for a peer to fetch what packets name.
+const FETCHED: Duration = Duration::from_secs(1);
 
 /// Registered memory. It holds the memory, so that nothing the NIC may still touch is freed.
 ///
@@ -123,19 +127,38 @@ impl Mr {
         RemoteMemory { addr: self.addr(), len: self.len(), rkey: self.rkey() }
     }
 
-    /// Ends the registration. On a local link a peer's READ may be under way all the same, as
-    /// [`drain`](Self::drain) says.
+    /// Ends the registration. On a local link it waits, 1 s at most, until the peer has fetched what packets
+    /// name of it: then nobody reads the memory any more.
     ///
     /// # Errors
-    /// `is_refused` with code `region-in-use`, and the region back, while posted work requests name it or
-    /// accesses are under way.
-    pub fn deregister(mut self) -> Result<(), (Self, Error)> {
+    /// `is_refused` with code `region-in-use`, and the region back, while posted work requests name it,
+    /// accesses are under way, or the peer does not fetch.
+    pub fn deregister(self) -> Result<(), (Self, Error)> {
+        self.end(Instant::now() + FETCHED)
+    }
+
+    /// [`deregister`](Self::deregister), waiting for a peer until `deadline`.
+    pub(super) fn end(mut self, deadline: Instant) -> Result<(), (Self, Error)> {
         let (pd, lkey) = (self.pd.id, self.lkey());
-        let done = self.pd.soft.shared.with(|core| {
-            core.engine.deregister(pd, lkey)?;
-            core.regions.remove(&lkey);
-            core.memories.remove(self.registered.id);
-            Ok(())
+        loop {
+            // The turn before brings what the peer has said.
+            let lent = self.pd.soft.shared.with(|core| core.lent(lkey));
+            if lent == 0 {
+                break;
+            }
+            if Instant::now() >= deadline {
+                let text = format!(
+                    "cannot deregister memory: the peer has not fetched {lent} pieces that packets name"
+                );
+                let error = Error::refused(text).coded("region-in-use");
+                return Err((self, error.remedy("wait until the peer's READs are complete")));
+            }
+            std::thread::sleep(Duration::from_micros(20));
+        }
+        let done = self.pd.soft.shared.with(|core| match core.lent(lkey) {
+            0 => core.deregister(pd, lkey),
+            // Another thread's work request came in between.
+            lent => Err(DeregisterError::Busy { lkey, posted: 0, in_flight: lent }),
         });
         match done {
             Ok(()) => {
@@ -157,9 +180,13 @@ impl Mr {
         self.pd.soft.shared.with(|core| core.engine.revoke(self.lkey())).unwrap_or(0)
     }
 
-    /// Accesses under way.
+    /// Accesses under way, and on a local link pieces that a peer has yet to fetch.
     pub fn in_flight(&self) -> u32 {
-        self.pd.soft.shared.with(|core| core.engine.in_flight(self.lkey())).unwrap_or(0)
+        let lkey = self.lkey();
+        self.pd.soft.shared.with(|core| {
+            let accesses = core.engine.in_flight(lkey).unwrap_or(0);
+            accesses.saturating_add(core.lent(lkey))
+        })
     }
 }
 

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use beeline_sys::cuda::collective::{
     Element, KernelSet, LINE_THREADS, LL_SPAN_MAX, LL_THREADS_MAX, LL_THREADS_MORE, MoveArgs,
-    Operator, PUSH_BLOCKS, PUSH_THREADS, Part, RANKS_MAX, ReduceArgs, Shape, Way, line_blocks,
-    line_bytes_max, ll_blocks,
+    Operator, PUSH_BLOCKS, PUSH_THREADS, Part, ReduceArgs, Shape, Way, chunk_bytes, line_blocks,
+    line_bytes_max, line_messages, ll_blocks,
 };
 use beeline_sys::cuda::{DeviceMem, Stream as Handle};
 
 use super::Cuda;
 use super::report::words;
+use super::rounds::{ROOM, Transfer, launches};
 use crate::collective::executor::{Factor, Place, Posted};
 use crate::core::addr::ByteRange;
 use crate::core::collective::{Call, CallError, Collective, DataType, RedOp};
@@ -79,35 +80,30 @@ impl Cuda {
         self.launch_moves(&mut args, stream, &[])
     }
 
-    /// Sends and receives, in rounds: the k-th of each pair and direction is in round k on both sides, small
-    /// parts before large ones, so that no two ranks wait for each other in different kernels.
+    /// Sends and receives, in as many launches as [`launches`] says, and in each small parts before large ones.
     pub(super) fn transfers(&mut self, list: &[Posted], stream: &Handle) -> Result<()> {
-        let mut left: Vec<&Posted> = list.iter().collect();
-        while !left.is_empty() {
+        let mut all = Vec::with_capacity(list.len());
+        for posted in list {
+            let call = &posted.call;
+            let cost = match call.root == self.rank {
+                // Both ends are in one launch: it is a copy.
+                true => u64::MAX,
+                false => self.room_of(bytes_of(call)?),
+            };
+            all.push(Transfer { peer: call.root, sends: call.kind == Collective::Send, cost });
+        }
+        for launch in launches(&all) {
             let mut args = Box::new(MoveArgs { comm: self.comm, ..MoveArgs::default() });
             let mut held = Held::new();
-            let (mut sends, mut takes) = ([false; RANKS_MAX], [false; RANKS_MAX]);
-            let mut later = Vec::new();
-            for posted in left {
+            for posted in launch.into_iter().filter_map(|index| list.get(index)) {
                 let call = &posted.call;
                 let (packed, word) = words(call);
-                let peer = call.root as usize;
-                let bytes =
-                    call.count.checked_mul(call.dtype.size_bytes().ok_or_else(|| unknown(call))?);
-                let bytes = bytes.ok_or_else(|| unknown(call))?;
-                let sending = call.kind == Collective::Send;
-                let used = if sending { &mut sends } else { &mut takes };
-                let (Some(used), Some(part)) = (used.get_mut(peer), args.parts.get_mut(peer))
-                else {
-                    return Err(Error::refused(format!("there is no rank {peer}")));
-                };
-                if *used {
-                    later.push(posted);
-                    continue;
-                }
-                *used = true;
+                let bytes = bytes_of(call)?;
+                let part = args.parts.get_mut(call.root as usize);
+                let part =
+                    part.ok_or_else(|| Error::refused(format!("there is no rank {}", call.root)))?;
                 args.comm.call = packed;
-                if sending {
+                if call.kind == Collective::Send {
                     part.send = address(&posted.input, bytes, "input", &mut held)?;
                     (part.send_bytes, part.send_word) = (bytes, word);
                 } else {
@@ -123,7 +119,6 @@ impl Cuda {
                 )));
             }
             self.launch_moves(&mut args, stream, &held)?;
-            left = later;
         }
         Ok(())
     }
@@ -243,6 +238,16 @@ impl Cuda {
         }
     }
 
+    /// What a message of so many bytes takes of the room in the receiver's window.
+    fn room_of(&self, bytes: u64) -> u64 {
+        match self.way(bytes) {
+            // One of two places.
+            Way::Packets => ROOM / 2,
+            Way::Lines => line_messages(self.ranks, bytes).saturating_mul(ROOM / 2),
+            Way::Push => bytes.div_ceil(PUSH_BLOCKS * u64::from(chunk_bytes(self.ranks))),
+        }
+    }
+
     /// The launch of a kernel whose largest part has `most` bytes.
     fn shape(&self, way: Way, most: u64) -> Shape {
         let blocks_max = ll_blocks(self.ranks);
@@ -295,6 +300,11 @@ fn part_of(call: &Call, (rank, peer): (u32, u64), (input, output): (u64, u64), b
         _ => (0, 0, 0, 0),
     };
     Part { send, send_bytes, recv, recv_bytes, ..Part::default() }
+}
+
+fn bytes_of(call: &Call) -> Result<u64> {
+    let size = call.dtype.size_bytes().ok_or_else(|| unknown(call))?;
+    call.count.checked_mul(size).ok_or_else(|| unknown(call))
 }
 
 fn kernels_of(call: &Call) -> Result<KernelSet> {

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{Shared, Stop};
 use crate::collective::control::Failure;
+use crate::collective::watch;
 use crate::core::collective::{Announcement, Disagreement, Trouble};
 
 /// How long the rank that is to blame is looked for after another one gave up first.
@@ -19,6 +20,7 @@ pub(super) struct Wait<'a> {
     looked: Instant,
     /// When somebody else was first seen to have given up.
     given_up: Option<Instant>,
+    told: bool,
 }
 
 /// What a wait should do after a turn.
@@ -32,7 +34,7 @@ pub(super) enum Turn {
 impl<'a> Wait<'a> {
     pub(super) fn new(shared: &'a Shared) -> Self {
         let now = Instant::now();
-        Self { shared, started: now, turns: 0, looked: now, given_up: None }
+        Self { shared, started: now, turns: 0, looked: now, given_up: None, told: false }
     }
 
     /// Progress was made: the deadline counts from now.
@@ -66,7 +68,12 @@ impl<'a> Wait<'a> {
                 return Ok(Turn::Over);
             }
         }
-        let late = now.duration_since(self.started) >= self.shared.settings.deadline;
+        let waited = now.duration_since(self.started);
+        if let (false, true, Some(rank)) = (self.told, waited >= watch::EARLY, missing.first()) {
+            self.told = true;
+            watch::tell(control, *rank, waited);
+        }
+        let late = waited >= self.shared.settings.deadline;
         Ok(if late { Turn::Over } else { Turn::Again })
     }
 
@@ -175,7 +182,7 @@ impl Shared {
 }
 
 /// Whether a process of this host has ended, also where nobody has taken note of that yet.
-pub(in crate::collective::executor) fn process_is_gone(process: u64) -> bool {
+pub(in crate::collective) fn process_is_gone(process: u64) -> bool {
     if process == 0 || process == u64::from(std::process::id()) {
         return false;
     }

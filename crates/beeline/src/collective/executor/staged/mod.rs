@@ -14,7 +14,7 @@ mod meet;
 mod run;
 mod transfer;
 
-pub(super) use meet::process_is_gone;
+pub(in crate::collective) use meet::process_is_gone;
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;

@@ -6,6 +6,8 @@
 //! is put only once the one before was taken and both sides have shown the same call. A send ends when
 //! its last chunk was taken: two ranks that both send first wait for each other, and are told so.
 
+use std::collections::VecDeque;
+
 use super::meet::{Turn, Wait};
 use super::run::Worker;
 use super::{DATA, LINKS, Resolved, Shared, Stop};
@@ -27,56 +29,61 @@ struct Active<'a> {
     at: u64,
     /// Whether the other side has shown the same call.
     agreed: bool,
-    /// The next chunk is in the staging memory (send), or a taken one still has to leave it (receive).
+    /// Bytes of the next chunk, in the staging memory of a send.
     staged: u64,
+    /// What follows between the same ranks.
+    later: VecDeque<&'a Resolved>,
+}
+
+impl<'a> Active<'a> {
+    fn new(one: &'a Resolved, at: u64) -> Self {
+        Self {
+            one,
+            mine: Announcement { sequence: one.sequence, call: one.call },
+            peer: one.call.root,
+            sends: one.call.kind == Collective::Send,
+            // Checked when the call was made.
+            bytes: one.call.count * one.call.dtype.size_bytes().unwrap_or(1),
+            done: 0,
+            at,
+            agreed: false,
+            staged: 0,
+            later: VecDeque::new(),
+        }
+    }
+
+    /// Whether `one` goes between the same ranks, in the same direction.
+    fn is_before(&self, one: &Resolved) -> bool {
+        self.one.call.kind == one.call.kind && self.peer == one.call.root
+    }
+
+    /// Turns to the next transfer between these ranks, if there is one.
+    fn go_on(&mut self) -> bool {
+        let Some(next) = self.later.pop_front() else { return false };
+        let later = std::mem::take(&mut self.later);
+        *self = Self { later, ..Self::new(next, self.at) };
+        true
+    }
 }
 
 impl Worker {
-    /// All of a group together.
+    /// All of a group together: those of one pair and direction go one after the other, and nothing waits for anything
+    /// else. So a group ends wherever the ranks make matching transfers, however these are divided into groups.
     pub(super) fn transfers(&self, all: &[Resolved]) -> Result<(), Stop> {
-        // Those of one pair and direction go one after the other.
-        let mut left: Vec<&Resolved> = all.iter().collect();
-        while !left.is_empty() {
-            let mut now: Vec<&Resolved> = Vec::new();
-            left.retain(|one| {
-                let taken = now.iter().any(|other| {
-                    other.call.kind == one.call.kind && other.call.root == one.call.root
-                });
-                if !taken {
-                    now.push(one);
-                }
-                taken
-            });
-            self.together(&now)?;
-        }
-        Ok(())
-    }
-
-    /// Transfers of different pairs or directions.
-    fn together(&self, calls: &[&Resolved]) -> Result<(), Stop> {
         let shared = &*self.shared;
         let (mut sends, mut receives) = (0, 0);
-        let mut active = Vec::new();
-        for one in calls {
-            let sends_now = one.call.kind == Collective::Send;
-            let index = if sends_now { &mut sends } else { &mut receives };
-            let bytes = one.call.count * one.call.dtype.size_bytes().unwrap_or(1);
-            let mine = Announcement { sequence: one.sequence, call: one.call };
-            let transfer = Active {
-                one,
-                mine,
-                peer: one.call.root,
-                sends: sends_now,
-                bytes,
-                done: 0,
-                at: *index * shared.slot_bytes,
-                agreed: false,
-                staged: 0,
-            };
+        let mut active: Vec<Active<'_>> = Vec::new();
+        for one in all {
+            let chain = active.iter_mut().find(|chain| chain.is_before(one));
+            if let Some(chain) = chain {
+                chain.later.push_back(one);
+                continue;
+            }
+            let index = if one.call.kind == Collective::Send { &mut sends } else { &mut receives };
+            active.push(Active::new(one, *index * shared.slot_bytes));
             *index += 1;
-            shared.offer(&transfer);
-            active.push(transfer);
         }
+        active.iter().for_each(|transfer| shared.offer(transfer));
         if let Some(first) = active.first() {
             shared.control.announce_transfer(&first.mine);
         }
@@ -89,6 +96,13 @@ impl Worker {
                 } else {
                     self.receive(transfer, &wait)?
                 };
+            }
+            for transfer in active.iter_mut().filter(|transfer| shared.is_over(transfer)) {
+                if transfer.go_on() {
+                    shared.offer(transfer);
+                    shared.control.announce_transfer(&transfer.mine);
+                    moved = true;
+                }
             }
             active.retain(|transfer| !shared.is_over(transfer));
             let Some(first) = active.first() else { return Ok(()) };

@@ -7,6 +7,7 @@ use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use loom::thread;
 
 use super::*;
+use crate::verbs::lent::{Fetches, Lent, What};
 
 /// Four words of messages. Their bytes are no atomics: an access that is not ordered by the positions
 /// ends the model.
@@ -180,4 +181,76 @@ fn no_wake_up_is_lost() {
         }
         writing.join().unwrap();
     });
+}
+
+/// The owner of memory that a packet names, and the peer that fetches it: memory is used for something else once
+/// its name is released, and never before the fetch. That the region is gone is said behind every packet that
+/// names it.
+#[test]
+fn memory_is_used_for_something_else_after_the_fetch_only() {
+    use std::sync::atomic::AtomicU32;
+
+    static USED_AGAIN: AtomicU32 = AtomicU32::new(0);
+    check(|| {
+        let (there, back) = (words(), words());
+        // No atomic: an access that is not ordered by the rings ends the model.
+        let memory = Arc::new(Cell::new(1_u64));
+        let (far_there, far_back) = (Arc::clone(&there), Arc::clone(&back));
+        let far_memory = Arc::clone(&memory);
+        let peer = thread::spawn(move || {
+            let mut reader = Reader::over(far_there);
+            let mut writer = Writer::over(far_back);
+            let mut fetches = Fetches::default();
+            let mut gone = false;
+            for _ in 0..3 {
+                let mut bytes = Vec::new();
+                match reader.pop(&mut bytes) {
+                    Some(Tag::Packet) => {
+                        assert!(!gone, "a name of what is gone");
+                        let cookie = u64::from_le_bytes(bytes.try_into().unwrap());
+                        fetches.arrive(cookie);
+                        fetches.take(cookie);
+                        fetches.settle();
+                        assert_eq!(far_memory.get(), 1);
+                        fetches.fetched(cookie);
+                        tell(&mut fetches, &mut writer);
+                    }
+                    Some(_) => gone = true,
+                    None => {}
+                }
+                reader.release();
+            }
+        });
+        let mut writer = Writer::over(there);
+        let mut reader = Reader::over(back);
+        let mut lent: Lent<()> = Lent::new();
+        let cookie = lent.lend(What::Region(7));
+        assert!(writer.push(Tag::Packet, &cookie.to_le_bytes()));
+        lent.sent(cookie);
+        writer.publish();
+        for _ in 0..2 {
+            let mut bytes = Vec::new();
+            if reader.pop(&mut bytes) == Some(Tag::Released) {
+                let (words, _) = bytes.as_chunks::<8>();
+                lent.release((u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1])));
+            }
+        }
+        if lent.of_region(7) == 0 {
+            memory.set(2);
+            USED_AGAIN.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            writer.push(Tag::Gone, &7_u64.to_le_bytes());
+            writer.publish();
+        }
+        peer.join().unwrap();
+    });
+    assert!(USED_AGAIN.load(std::sync::atomic::Ordering::Relaxed) > 0, "it was never released");
+}
+
+fn tell(fetches: &mut Fetches, writer: &mut Writer<Shared>) {
+    while let Some((first, count)) = fetches.to_tell() {
+        let message = [first, count].map(u64::to_le_bytes).concat();
+        assert!(writer.push(Tag::Released, &message));
+        fetches.told();
+    }
+    writer.publish();
 }

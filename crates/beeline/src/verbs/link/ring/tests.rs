@@ -56,7 +56,7 @@ fn a_writer_that_lies_is_not_followed() {
         (CAPACITY + 8, word(0, 8)),
         (16, word(0, 9)),
         (16, word(0, MESSAGE_MAX as u64 + 1)),
-        (16, word(5, 8)),
+        (16, word(6, 8)),
         (16, word(SKIP, 0)),
         (8, word(0, 0xffff_ffff)),
     ];

@@ -1,0 +1,180 @@
+//! Writes out of the device.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use beeline_core::addr::{ByteRange, DevicePtr};
+use beeline_sys::cuda::Mark;
+use beeline_sys::file as sys;
+use beeline_sys::mem::HostMem;
+
+use super::super::handle::{Handle, Routes};
+use super::super::lanes::{Copy, InUse, Lanes};
+use super::super::mapped::Mapped;
+use super::super::status::Outcome;
+use super::share::{Share, Way};
+use super::{HUGE_MIN, IN_FLIGHT, MEDIUM_MAX, Means, PIECE, SINGLE_MAX, failed};
+
+/// Bytes of a piece of a mapped write, of a medium and of a large one.
+const MAPPED_SHARED: u64 = 128 << 10;
+const MAPPED_PIECE: u64 = 512 << 10;
+/// Most helpers of a mapped write. One thread fills the page cache with 5 to 10 GB/s.
+const HELPERS_MEDIUM: usize = 2;
+const HELPERS: usize = 3;
+const HELPERS_HUGE: usize = 7;
+
+/// Writes out of the device: through mappings by several threads where that is quicker, else by this one.
+pub(super) fn write_device(
+    means: Means<'_>,
+    (handle, lanes): (&Arc<Handle>, &Arc<Lanes>),
+    from: DevicePtr,
+    range: ByteRange,
+) -> Outcome<u64> {
+    // Counted as long as the request takes, whichever way it goes.
+    let writing = handle.mapped.as_ref().map(Mapped::enter);
+    let crowded = writing.as_ref().map(|writing| writing.crowded);
+    if let Some(crowded) = crowded
+        && write_mapped(means, (handle, lanes), from, range, crowded)?
+    {
+        Routes::count(&handle.routes.mapped, range.len);
+        return Ok(range.len);
+    }
+    let mut held = lanes.acquire()?;
+    let outcome = write_pieces(handle, &mut held, from, range.start, range.len);
+    // Where it failed or came to an early end, copies may still be under way.
+    held.settle(outcome.as_ref().err());
+    Routes::count(&handle.routes.written, *outcome.as_ref().unwrap_or(&0));
+    outcome
+}
+
+/// Writes through mappings; false where that is not worth it, not possible, or did not come to its end.
+fn write_mapped(
+    means: Means<'_>,
+    (handle, lanes): (&Arc<Handle>, &Arc<Lanes>),
+    from: DevicePtr,
+    range: ByteRange,
+    crowded: bool,
+) -> Outcome<bool> {
+    let small = range.len <= SINGLE_MAX;
+    if means.parallel <= 1 || (small && !crowded) {
+        return Ok(false);
+    }
+    let active = (!small).then(|| means.crew.enter());
+    let helpers = active.as_ref().map_or(0, |active| match range.len {
+        ..=MEDIUM_MAX => active.alone_helpers(HELPERS_MEDIUM.min(means.parallel - 1)),
+        HUGE_MIN.. => active.fair_helpers(HELPERS_HUGE),
+        _ => active.fair_helpers(HELPERS.min(means.parallel - 1)),
+    });
+    let fits = |mapped: &Mapped| mapped.fits(handle.data(), &handle.file, range);
+    if (helpers == 0 && !crowded) || !handle.mapped.as_ref().is_some_and(fits) {
+        return Ok(false);
+    }
+    if helpers == 0 && range.len <= PIECE {
+        return write_single(handle, lanes, from, range);
+    }
+    let piece = if range.len <= MEDIUM_MAX { MAPPED_SHARED } else { MAPPED_PIECE };
+    let share = Share::new((handle, lanes), Way::Write, from, range, piece);
+    Ok(share.run(means, helpers)?.is_some())
+}
+
+/// One copy, one fill.
+fn write_single(
+    handle: &Handle,
+    lanes: &Lanes,
+    from: DevicePtr,
+    range: ByteRange,
+) -> Outcome<bool> {
+    let mut held = lanes.acquire()?;
+    if let Err(failure) = held.copy(Copy { into: false, device: from, at: 0, len: range.len }) {
+        held.settle(Some(&failure));
+        return Err(failure);
+    }
+    Ok(fill(handle, held.lane()?.host(), 0, range, true).is_ok())
+}
+
+/// Copies a part of a request from `memory` at `from` into the file's pages. After the last part, its end is
+/// written the ordinary way as well, where that is due.
+pub(super) fn fill(
+    handle: &Handle,
+    memory: &HostMem,
+    from: u64,
+    range: ByteRange,
+    is_last: bool,
+) -> io::Result<()> {
+    let Some(mapped) = &handle.mapped else { return Err(io::ErrorKind::Unsupported.into()) };
+    mapped.fill(handle.data(), (range.start, range.len), memory, from)?;
+    let owed = if is_last { mapped.owed(range.len) } else { 0 };
+    if owed > 0 {
+        let before = range.len - owed;
+        let written =
+            sys::pwrite(handle.data(), memory, from + before, owed, range.start + before)?;
+        if written < owed {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+    }
+    Ok(())
+}
+
+fn write_pieces(
+    handle: &Handle,
+    held: &mut InUse<'_>,
+    from: DevicePtr,
+    at: u64,
+    len: u64,
+) -> Outcome<u64> {
+    let piece = PIECE;
+    let segments = usize::try_from(held.lane()?.room() / piece).unwrap_or(1).clamp(1, IN_FLIGHT);
+    let mut flying: VecDeque<(u64, u64, Mark)> = VecDeque::with_capacity(segments);
+    let (mut started, mut done, mut place) = (0, 0, 0);
+    if len <= piece {
+        held.copy(Copy { into: false, device: from, at: 0, len })?;
+        return write_cached(handle, held.lane()?, 0, at, len)
+            .map_err(|error| failed("write", handle, at, len, &error));
+    }
+    while done < len {
+        while started < len && flying.len() < segments {
+            let n = piece.min(len - started);
+            let to = place as u64 * piece;
+            place = (place + 1) % segments;
+            let source = from.checked_add(started).unwrap_or(from);
+            let copy = Copy { into: false, device: source, at: to, len: n };
+            flying.push_back((to, n, held.start(copy)?));
+            started += n;
+        }
+        let Some((in_lane, n, mark)) = flying.pop_front() else { break };
+        held.wait(mark)?;
+        let written = write_cached(handle, held.lane()?, in_lane, at + done, n);
+        match written {
+            Ok(written) => {
+                done += written;
+                if written < n {
+                    return Ok(done);
+                }
+            }
+            Err(_) if done > 0 => return Ok(done),
+            Err(error) => return Err(failed("write", handle, at + done, n, &error)),
+        }
+    }
+    Ok(done)
+}
+
+fn write_cached(
+    handle: &Handle,
+    lane: &beeline_sys::cuda::Lane,
+    from: u64,
+    at: u64,
+    len: u64,
+) -> io::Result<u64> {
+    let mut done = 0;
+    while done < len {
+        match sys::pwrite(handle.data(), lane.host(), from + done, len - done, at + done) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
