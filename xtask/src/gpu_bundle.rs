@@ -162,7 +162,7 @@ fn program_over_stubs(source: &Path, includes: [&PathBuf; 2], program: &Path) ->
         output(build.arg(&code).arg("-o").arg(&stub))?;
         link.arg(stub);
     }
-    output(link.args(["-latomic", "-ldl"]))?;
+    output(link.args(["-Wl,--as-needed", "-latomic", "-ldl"]))?;
     let _ = Command::new("strip").arg(program).status();
     fs::remove_dir_all(&work).map_err(fail)
 }
