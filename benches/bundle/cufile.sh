@@ -5,7 +5,8 @@
 # usage: cufile.sh [conformance] [clients] [ceiling] [bench]        (all of them without a word)
 # env: WHEELS=folder of wheels (../.whl)   FOLDER=where files are made (/tmp/beeline-cufile, ~3 GiB)
 #      NVIDIA_LIB=path of NVIDIA's libcufile.so.0 (looked for)   PASSES=3   SECONDS_CELL=0.3
-#      WAITS="event word" for passes with other ways of waiting as well
+#      WAITS="event word" for passes with other ways of waiting, PARALLEL="2 4" with other numbers of threads a
+#      request
 set -uo pipefail
 cd "$(dirname "$0")"
 here=$PWD
@@ -46,12 +47,13 @@ conformance() {
     BEELINE_POOL_BYTES=64M BEELINE_CUFILE_WAIT=word timeout -k 5 100 \
         ./conformance.here "$ours" /dev/shm/beeline-cufile 2>&1 | grep -v "ERROR: stream-ordered" | tail -40
     rm -rf /dev/shm/beeline-cufile
-    note "streams, batches and threads where all streams of the device share one hardware queue"
-    for group in streams batches threads crowd; do
-        CUDA_DEVICE_MAX_CONNECTIONS=1 BEELINE_STALL_SECONDS=5 timeout -k 5 40 \
-            ./conformance.here "$ours" "$folder" $group 2>&1 | grep -v "ERROR: stream-ordered" | tail -12
+    note "where all streams of the device share one hardware queue"
+    for group in connections batches threads rewrites; do
+        CUDA_DEVICE_MAX_CONNECTIONS=1 BEELINE_STALL_SECONDS=5 timeout -k 5 30 \
+            ./conformance.here "$ours" "$folder" $group 2>&1 | tail -12
     done
-    note "a child of fork that calls exit(0), without this library"
+    note "the group of forks alone, and a child that calls exit(0) without this library"
+    timeout -k 5 30 ./conformance.here "$ours" "$folder" forks 2>&1 | tail -30
     timeout -k 5 60 ./fork_exit.here
 }
 
@@ -120,6 +122,10 @@ bench() {
         for wait in ${WAITS:-}; do
             pass "$ours" "beeline-$wait" "$number" "BEELINE_CUFILE_WAIT=$wait"
         done
+        for most in ${PARALLEL:-}; do
+            printf '{ "execution": { "max_request_parallelism": %s } }\n' "$most" >"$folder/parallel-$most.json"
+            pass "$ours" "beeline-p$most" "$number" "CUFILE_ENV_PATH_JSON=$folder/parallel-$most.json"
+        done
     done
     [ -n "$nvidia" ] && pass "$nvidia" nvidia last A=1
     pass plain plain-driver 1 A=1
@@ -138,7 +144,7 @@ bench() {
             timeout -k 5 60 python3 cufile_clients.py kvikio-bench "$folder" "$seconds" kvikio-posix >>"$rows" 2>"$out/kvikio-bench.err" || tail -3 "$out/kvikio-bench.err"
     fi
     note "tables"
-    python3 cufile_table.py "$rows" nvidia beeline ${WAITS:+$(printf 'beeline-%s ' $WAITS)} plain-driver kvikio-posix
+    python3 cufile_table.py "$rows" nvidia beeline ${WAITS:+$(printf 'beeline-%s ' $WAITS)} ${PARALLEL:+$(printf 'beeline-p%s ' $PARALLEL)} plain-driver kvikio-posix
     python3 cufile_table.py "$rows" kvikio-posix beeline | tail -28
     note "rows"
     cat "$rows"

@@ -11,7 +11,8 @@
 #include <unistd.h>
 
 static const char *stages[] = {"the driver is loaded", "cuInit", "a primary context", "memory",
-                               "a stream and a copy", "registered host memory", "a thread that waits"};
+                               "a stream and a copy", "registered host memory", "a thread that waits",
+                               "a thread that copies", "events and words"};
 enum { STAGES = sizeof stages / sizeof *stages };
 
 static void *cuda;
@@ -20,6 +21,15 @@ static int call0(const char *name, int a) { return ((int (*)(int))dlsym(cuda, na
 #include <pthread.h>
 static void *waits(void *arg) {
     (void)arg;
+    pause();
+    return NULL;
+}
+static unsigned long long shared;
+static void *copies(void *arg) {
+    static char bytes[4096];
+    int bad = ((int (*)(void *))dlsym(cuda, "cuCtxSetCurrent"))(arg);
+    bad |= ((int (*)(unsigned long long, const void *, size_t))dlsym(cuda, "cuMemcpyHtoD_v2"))(shared, bytes, sizeof bytes);
+    if (bad) printf("a copy in a thread: %d\n", bad);
     pause();
     return NULL;
 }
@@ -49,6 +59,22 @@ static int stage(int last) {
     }
     pthread_t id;
     if (last >= 6) bad |= pthread_create(&id, NULL, waits, NULL);
+    if (last >= 7) {
+        shared = memory;
+        bad |= pthread_create(&id, NULL, copies, context);
+        usleep(100000);
+    }
+    if (last >= 8) {
+        unsigned long long word = 0;
+        for (int i = 0; i < 16; i++) {
+            void *event = NULL;
+            bad |= ((int (*)(void **, unsigned))dlsym(cuda, "cuEventCreate"))(&event, 2);
+            bad |= ((int (*)(void *, void *))dlsym(cuda, "cuEventRecord"))(event, stream);
+        }
+        bad |= ((int (*)(unsigned long long *, void *, unsigned))dlsym(cuda, "cuMemHostGetDevicePointer_v2"))(&word, host, 0);
+        bad |= ((int (*)(void *, unsigned long long, unsigned, unsigned))dlsym(cuda, "cuStreamWriteValue32_v2"))(stream, word, 1, 0);
+        bad |= ((int (*)(void *))dlsym(cuda, "cuStreamSynchronize"))(stream);
+    }
     if (bad) return printf("%-24s a call failed: %d\n", stages[last], bad), 1;
     pid_t child = fork();
     if (!child) {

@@ -266,6 +266,35 @@ static void check_moves() {
     wrong += bad;
 }
 
+// Many messages one way, the receiver late: the sender has to wait for room, and takes no slot that is not free.
+static void run_ahead() {
+    Kernels k("move", "move");
+    const u32 CALLS = 200;
+    for (Way way : {LL, LINE, PUSH}) {
+        u64 bytes = way == LL ? 32768 : way == LINE ? 500000 : 5000000, all = CALLS * bytes;
+        std::vector<u8> sent(all), got(all);
+        for (u64 i = 0; i < all; i++) sent[i] = (u8)(i * 7 + i / 509 + way);
+        CK(cuCtxSetCurrent(g[0].ctx));
+        CK(cuMemcpyHtoD(g[0].in, sent.data(), all));
+        CK(cuCtxSetCurrent(g[1].ctx));
+        CK(cuMemsetD8(g[1].out, 0xc5, all));
+        for (u32 r = 0; r < N; r++) {
+            for (u32 i = 0; i < CALLS; i++) {
+                MoveArgs a = move_args(r, BROADCAST, g[0].in + i * bytes, (r == 0 ? g[0].in : g[1].out) + i * bytes, bytes);
+                run(k, r, a, bytes, way);
+            }
+            if (r == 0) usleep(100000);
+        }
+        finish();
+        CK(cuCtxSetCurrent(g[1].ctx));
+        CK(cuMemcpyDtoH(got.data(), g[1].out, all));
+        u64 at = std::mismatch(sent.begin(), sent.end(), got.begin()).first - sent.begin();
+        if (reported()) printf("WRONG run ahead, %s: gave up\n", WAY[way]), wrong++, reset();
+        else if (at < all) printf("WRONG run ahead, %s: call %llu, byte %llu\n", WAY[way], at / bytes, at % bytes), wrong++;
+    }
+    printf("%u calls one way before the receiver's first\n", CALLS);
+}
+
 static void faults() {
     Kernels k("f32-sum", "reduce");
     for (Way way : {LL, LINE, PUSH})
@@ -419,7 +448,8 @@ static void times() {
 
 int main(int argc, char **argv) {
     alarm(400);
-    if (argc < 2) return printf("kernels-bench FOLDER [check] [faults] [times] [slots] [some]\n"), 2;
+    if (argc < 2) return printf("kernels-bench FOLDER [check] [faults] [times] [slots] [some] [mutant]\n"), 2;
+    setvbuf(stdout, nullptr, _IOLBF, 0);
     ptx_folder = argv[1];
     auto wants = [&](const char *w) { for (int i = 2; i < argc; i++) if (!strcmp(argv[i], w)) return true; return argc == 2; };
     CK(cuInit(0));
@@ -453,6 +483,10 @@ int main(int argc, char **argv) {
     if (wants("slots")) through_slots();
     if (wants("times")) times();
     if (wants("faults")) faults();
+    if (wants("mutant"))
+        // What notices a protocol that lost a piece; the first that does ends it.
+        for (const std::function<void()> &part : {std::function<void()>(run_ahead), {check_moves}, {[] { check_type<F32, SUM>("f32-sum", Weigh{0x3fc00000, 1, 0}); }}, {faults}})
+            if (!wrong) part();
     if (wants("some")) check_moves(), check_type<F32, SUM>("f32-sum", Weigh{0x3fc00000, 1, 0}), check_type<E5M2, MAX>("e5m2-max"), check_type<F64, PROD>("f64-prod");
     if (wants("check")) {
         check_moves();

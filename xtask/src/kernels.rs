@@ -39,8 +39,6 @@ pub(crate) fn run(args: &[String]) -> Outcome {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../kernels");
     if check {
         emulate(&folder)?;
-    }
-    if check {
         machine_code(&folder, true)?;
     }
     let compiler = match compiler() {

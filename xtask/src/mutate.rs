@@ -13,8 +13,16 @@ use crate::{Outcome, cargo, output};
 const LIST: &str = ".ci/mutations.txt";
 
 /// What of the tree a build of the library crates needs.
-const COPIED: &[&str] =
-    &["Cargo.toml", "Cargo.lock", "crates", "xtask", "dropin", "kernels", "clippy.toml"];
+const COPIED: &[&str] = &[
+    "Cargo.toml",
+    "Cargo.lock",
+    "crates",
+    "xtask",
+    "dropin",
+    "kernels",
+    "rig/logs",
+    "clippy.toml",
+];
 
 /// What stands as package where it is the kernels that are changed, which are no crate.
 const KERNELS: &str = "kernels";
@@ -47,7 +55,11 @@ pub(crate) fn run(names: &[String]) -> Outcome {
     let copy = copy_tree(&root)?;
     let mut survived = Vec::new();
     for mutation in &list {
-        let killed = is_killed(&copy, mutation)?;
+        // One that cannot be judged does not keep the others from it.
+        let killed = is_killed(&copy, mutation).unwrap_or_else(|error| {
+            println!("{error}");
+            false
+        });
         println!("{} {}", if killed { "killed  " } else { "SURVIVED" }, mutation.name);
         if !killed {
             survived.push(mutation.name.as_str());
@@ -105,7 +117,10 @@ fn copy_tree(root: &Path) -> Result<PathBuf, String> {
                 return Err(format!("{}: {error}", old.display()));
             }
             // New times, so that nothing built from an earlier mutation passes for fresh.
-            output(Command::new("cp").arg("-r").arg(from).arg(&copy))?;
+            let into = old.parent().unwrap_or(&copy);
+            std::fs::create_dir_all(into)
+                .map_err(|error| format!("{}: {error}", into.display()))?;
+            output(Command::new("cp").arg("-r").arg(from).arg(into))?;
         }
     }
     Ok(copy)

@@ -15,6 +15,7 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::commands::rdma_memory::{Lent, Place};
+use crate::commands::rdma_nic::Choice;
 
 const ABOUT: &str = "Move bytes on the straightest line between files and GPU memory";
 
@@ -134,11 +135,12 @@ pub(crate) enum Command {
     #[command(name = "probe-worker", hide = true)]
     ProbeWorker,
 
-    /// Run RDMA over a NIC in software, and measure it
+    /// Run RDMA over a NIC in software or one of the kernel's, and measure it
     ///
-    /// The NIC speaks RoCEv2: the other side may be another one, on this host or elsewhere. Start
-    /// `beeline rdma serve` on one side, then one of the others. With --local, two processes of one
-    /// host share memory instead.
+    /// The NIC in software speaks RoCEv2: the other side may be another one, on this host or elsewhere,
+    /// Linux rdma_rxe, or hardware. Start `beeline rdma serve` on one side, then one of the others. With
+    /// --nic, a NIC of the kernel's is used through libibverbs. With --local, two processes of one host
+    /// share memory instead.
     Rdma(RdmaFlags),
 
     /// Measure what goes between devices
@@ -431,8 +433,15 @@ pub(crate) enum RdmaCommand {
 #[derive(Args, Debug)]
 pub(crate) struct RdmaNicFlags {
     /// Over shared memory with a process of this host, met at this Unix socket
-    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["port", "link", "pcap"])]
+    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["port", "link", "pcap", "nic"])]
     pub(crate) local: Option<PathBuf>,
+
+    /// Which NIC: soft, one of the kernel's (as mlx5_0 or mlx5_0:2 for its second port), or auto
+    ///
+    /// `beeline devices` lists the kernel's NICs; they need libibverbs. auto takes the one that this
+    /// machine's way to the other side starts at, and the NIC in software where there is none.
+    #[arg(long, value_name = "NIC", default_value = "soft")]
+    pub(crate) nic: Choice,
 
     /// TCP port where the two sides meet
     #[arg(long, value_name = "PORT", default_value_t = 18515)]
@@ -442,7 +451,7 @@ pub(crate) struct RdmaNicFlags {
     #[arg(long, value_name = "LINK", value_parser = link_parser())]
     pub(crate) link: Option<LinkKind>,
 
-    /// Write a trace of all packets, for Wireshark and its like
+    /// Write a trace of all packets, for Wireshark and its like; only of the NIC in software
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
 }

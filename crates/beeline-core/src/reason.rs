@@ -108,6 +108,7 @@ codes! {
     // How a software NIC checks what it receives.
     IcrcFull = "icrc-full", "all 32 bits of the packet check are checked", "";
     IcrcHalf = "icrc-half", "a UDP socket hides the IPv4 identification: 16 of the 32 bits of the packet check remain", "grant CAP_NET_RAW for the raw link, or use IPv6";
+    IcrcByNic = "icrc-by-nic", "a NIC of the kernel's, which checks packets itself", "";
     SharedMemory = "shared-memory", "packets stay in memory that nothing else writes: there is nothing to check", "";
 
     PredictedFastest = "predicted-fastest", "it is predicted to take the least time", "";
@@ -117,6 +118,10 @@ codes! {
     PagesNotPinnable = "pages-not-pinnable", "the memory has no pages that a NIC's driver could hold", "register its dma-buf, or the device pointer";
     OnDemandUnsupported = "on-demand-unsupported", "the NIC has no on-demand regions", "";
     OnDemandOffset = "on-demand-offset", "soft RoCE puts each packet of an on-demand region at the start of its page", "path MTU 4096 and memory that starts on a page, or register it pinned";
+    PeermemAbsent = "peermem-absent", "no peer memory client of the GPU driver is there", "load nvidia-peermem, or register the dma-buf";
+    RelaxedOrdering = "relaxed-ordering", "writes to it may pass one another: it is bulk memory", "";
+    RelaxedOrderingRefused = "relaxed-ordering-refused", "writes to it stay in order", "";
+    InfinibandLink = "infiniband-link", "the port is InfiniBand: its peers are found through a subnet manager, and not by an IP address", "use a RoCE port, or IP over InfiniBand with the NIC in software";
     PathTooFar = "path-too-far", "too far apart for peer access", "";
 }
 

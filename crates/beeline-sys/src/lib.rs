@@ -12,6 +12,7 @@
 pub mod cuda;
 pub mod dmabuf;
 pub mod file;
+pub mod ibverbs;
 pub mod mem;
 pub mod net;
 pub mod nvml;

@@ -5,10 +5,16 @@
 //! - Sending: a socket that is not connected and has `IP_MTU_DISCOVER` at `IP_PMTUDISC_DO` sends IPv4
 //!   identification 0 with "don't fragment" set (ip(7); seen on Linux 6.18). See [`UdpSocket::bind`].
 //! - Receiving: a raw socket shows the whole IP header. It needs `CAP_NET_RAW`. See [`RawUdpSocket`].
+//!
+//! The kernel takes several datagrams for one address as one piece (udp(7), `UDP_SEGMENT`) and may give
+//! them so ([`UdpSocket::merge`], `UDP_GRO`). Over IPv4 it counts their identification up, 0, 1, 2, ...
+//! (seen on Linux 6.18 behind a TUN device). A receiver on the same host never sees them cut: a UDP socket
+//! learns their length, a raw socket gets the piece as if it were one packet of up to 64 KiB.
+
+mod message;
 
 use std::io;
-use std::mem::MaybeUninit;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// Most datagrams one call sends or receives.
@@ -19,6 +25,7 @@ pub const BATCH_MAX: usize = 32;
 pub struct UdpSocket {
     fd: OwnedFd,
     local: SocketAddr,
+    merges: bool,
 }
 
 /// What came with a received datagram.
@@ -28,6 +35,9 @@ pub struct Received {
     pub from: SocketAddr,
     /// Whether the buffer was too small for it: the rest is lost.
     pub truncated: bool,
+    /// Bytes of each of the datagrams that are in the buffer one behind the other, the last may be
+    /// shorter; at least 1. Only a socket that merges gets more than one.
+    pub segment: usize,
 }
 
 /// An IPv4 header without options, and a UDP header.
@@ -40,7 +50,21 @@ pub struct Outgoing<'a> {
     pub to: SocketAddr,
     /// The UDP payload.
     pub payload: &'a [u8],
+    /// Whether it goes to the kernel as one piece with the one before, to the same address. All of a
+    /// piece but the last are equally long, the last is not longer; together at most
+    /// [`PIECE_BYTES_MAX`]. The first of a call begins a piece.
+    pub joined: bool,
 }
+
+impl<'a> Outgoing<'a> {
+    /// A datagram by itself.
+    pub const fn new(to: SocketAddr, payload: &'a [u8]) -> Self {
+        Self { to, payload, joined: false }
+    }
+}
+
+/// Most bytes of datagrams that are sent as one piece: what fits one IPv4 packet.
+pub const PIECE_BYTES_MAX: usize = 65_535 - 20 - 8;
 
 impl UdpSocket {
     /// A socket on `local`, not connected, never fragmenting, non-blocking.
@@ -66,7 +90,18 @@ impl UdpSocket {
         }
         bind(&fd, &local)?;
         let local = std_socket(&fd)?.local_addr()?;
-        Ok(Self { fd, local })
+        Ok(Self { fd, local, merges: false })
+    }
+
+    /// Takes datagrams that arrived together as one, see [`Received::segment`]: every buffer must have
+    /// room for 64 KiB from now on.
+    ///
+    /// # Errors
+    /// `ENOPROTOOPT` where the kernel is older than 5.0.
+    pub fn merge(&mut self) -> io::Result<()> {
+        set_int(&self.fd, libc::IPPROTO_UDP, libc::UDP_GRO, 1)?;
+        self.merges = true;
+        Ok(())
     }
 
     /// The address and port it has.
@@ -88,35 +123,15 @@ impl UdpSocket {
         attach_filter(&self.fd, &[filter(RETURN, 0, 0, 0)])
     }
 
-    /// Sends datagrams, at most [`BATCH_MAX`], and answers how many the kernel took.
+    /// Sends datagrams, at most [`BATCH_MAX`], and answers how many the kernel took; of a piece it takes
+    /// all or none.
     ///
     /// # Errors
     /// What `sendmmsg(2)` says about the first one: `EAGAIN` where the buffer is full, `EMSGSIZE` where
-    /// it is longer than the path allows.
+    /// it is longer than the path allows; about a piece also `EINVAL` and `EIO` where the kernel or the
+    /// device cannot cut it.
     pub fn send(&self, datagrams: &[Outgoing<'_>]) -> io::Result<usize> {
-        let count = datagrams.len().min(BATCH_MAX);
-        let mut names = [EMPTY_NAME; BATCH_MAX];
-        let mut vectors = [EMPTY_VECTOR; BATCH_MAX];
-        let mut headers = [EMPTY_HEADER; BATCH_MAX];
-        for (i, datagram) in datagrams.iter().take(count).enumerate() {
-            let (name, len) = encode(&datagram.to);
-            names[i] = name;
-            // The kernel only reads through a pointer of a message to be sent.
-            vectors[i].iov_base = datagram.payload.as_ptr().cast_mut().cast();
-            vectors[i].iov_len = datagram.payload.len();
-            headers[i].msg_hdr = message(&mut names[i], len, &mut vectors[i]);
-        }
-        // SAFETY: the first `count` headers point at names and vectors that live on this stack frame, and
-        // the vectors at payloads borrowed by `datagrams`; all outlive the call, which keeps none of them.
-        let sent = unsafe {
-            libc::sendmmsg(
-                self.fd.as_raw_fd(),
-                headers.as_mut_ptr(),
-                count as libc::c_uint,
-                libc::MSG_DONTWAIT,
-            )
-        };
-        usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+        message::send(self.fd.as_fd(), datagrams)
     }
 
     /// Receives datagrams that are there, one into each buffer's capacity, replacing what it held.
@@ -129,7 +144,7 @@ impl UdpSocket {
         buffers: &mut [Vec<u8>],
         metas: &mut [Option<Received>],
     ) -> io::Result<usize> {
-        dispatch(self.fd.as_fd(), buffers, metas, None)
+        message::receive(self.fd.as_fd(), buffers, metas, None, self.merges)
     }
 }
 
@@ -187,152 +202,13 @@ impl RawUdpSocket {
         metas: &mut [Option<Received>],
         heads: &mut [Headers; BATCH_MAX],
     ) -> io::Result<usize> {
-        dispatch(self.fd.as_fd(), buffers, metas, Some(heads))
+        message::receive(self.fd.as_fd(), buffers, metas, Some(heads), false)
     }
 }
 
 impl AsFd for RawUdpSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
-    }
-}
-
-/// What a call asks the kernel with takes longer to prepare than a small datagram to receive: whoever
-/// asks for few does not pay for many.
-fn dispatch(
-    fd: BorrowedFd<'_>,
-    buffers: &mut [Vec<u8>],
-    metas: &mut [Option<Received>],
-    heads: Option<&mut [Headers; BATCH_MAX]>,
-) -> io::Result<usize> {
-    match buffers.len() {
-        0..=FEW => receive::<FEW>(fd, buffers, metas, heads),
-        _ => receive::<BATCH_MAX>(fd, buffers, metas, heads),
-    }
-}
-
-const FEW: usize = 2;
-
-fn receive<const MAX: usize>(
-    fd: BorrowedFd<'_>,
-    buffers: &mut [Vec<u8>],
-    metas: &mut [Option<Received>],
-    mut heads: Option<&mut [Headers; BATCH_MAX]>,
-) -> io::Result<usize> {
-    let count = buffers.len().min(metas.len()).min(MAX);
-    let mut names = [EMPTY_NAME; MAX];
-    let mut vectors = [[EMPTY_VECTOR; 2]; MAX];
-    let mut headers = [EMPTY_HEADER; MAX];
-    let head_len = if heads.is_some() { size_of::<Headers>() } else { 0 };
-    for (i, buffer) in buffers.iter_mut().take(count).enumerate() {
-        buffer.clear();
-        if let Some(heads) = &mut heads {
-            vectors[i][0].iov_base = heads[i].as_mut_ptr().cast();
-            vectors[i][0].iov_len = head_len;
-        }
-        vectors[i][1].iov_base = buffer.as_mut_ptr().cast();
-        vectors[i][1].iov_len = buffer.capacity();
-        // One vector where one is enough: the kernel has a shorter way for it.
-        let first = usize::from(heads.is_none());
-        headers[i].msg_hdr = message(&mut names[i], NAME_LEN, &mut vectors[i][first]);
-        headers[i].msg_hdr.msg_iovlen = 2 - first;
-    }
-    // SAFETY: the first `count` headers point at names and pairs of vectors on this stack frame, and the
-    // vectors at a whole element of `heads` where there are two, and at the whole capacity of buffers, all
-    // borrowed exclusively; all outlive the call, which keeps none.
-    let received = unsafe {
-        libc::recvmmsg(
-            fd.as_raw_fd(),
-            headers.as_mut_ptr(),
-            count as libc::c_uint,
-            libc::MSG_DONTWAIT,
-            std::ptr::null_mut(),
-        )
-    };
-    let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
-    for (i, buffer) in buffers.iter_mut().take(received).enumerate() {
-        let all = headers[i].msg_len as usize;
-        let len = all.saturating_sub(head_len).min(buffer.capacity());
-        // SAFETY: of the `msg_len` bytes the kernel wrote, those behind the first `head_len` stand from
-        // the buffer's start on, at most its capacity.
-        unsafe { buffer.set_len(len) };
-        let truncated = headers[i].msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
-        let whole = decode(&names[i]).filter(|_| all >= head_len);
-        metas[i] = whole.map(|from| Received { from, truncated });
-    }
-    Ok(received)
-}
-
-/// An address of either family: a `sockaddr_in6` also has room for a `sockaddr_in`, and is a quarter of a
-/// `sockaddr_storage`, which would have to be cleared for every call.
-const EMPTY_NAME: libc::sockaddr_in6 = libc::sockaddr_in6 {
-    sin6_family: 0,
-    sin6_port: 0,
-    sin6_flowinfo: 0,
-    sin6_addr: libc::in6_addr { s6_addr: [0; 16] },
-    sin6_scope_id: 0,
-};
-const NAME_LEN: libc::socklen_t = size_of::<libc::sockaddr_in6>() as libc::socklen_t;
-const EMPTY_VECTOR: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-const EMPTY_HEADER: libc::mmsghdr = {
-    // SAFETY: integers and pointers, for which zero is a value.
-    unsafe { MaybeUninit::zeroed().assume_init() }
-};
-
-fn message(
-    name: &mut libc::sockaddr_in6,
-    name_len: libc::socklen_t,
-    vector: &mut libc::iovec,
-) -> libc::msghdr {
-    let mut header = EMPTY_HEADER.msg_hdr;
-    header.msg_name = std::ptr::from_mut(name).cast();
-    header.msg_namelen = name_len;
-    header.msg_iov = vector;
-    header.msg_iovlen = 1;
-    header
-}
-
-/// An address of either family as the kernel takes it, and its length.
-fn encode(address: &SocketAddr) -> (libc::sockaddr_in6, libc::socklen_t) {
-    match address {
-        SocketAddr::V4(v4) => {
-            let v4 = libc::sockaddr_in {
-                sin_family: libc::AF_INET as libc::sa_family_t,
-                sin_port: v4.port().to_be(),
-                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
-                sin_zero: [0; 8],
-            };
-            let mut name = EMPTY_NAME;
-            // SAFETY: a `sockaddr_in6` is larger than a `sockaddr_in` and as aligned.
-            unsafe { std::ptr::from_mut(&mut name).cast::<libc::sockaddr_in>().write(v4) };
-            (name, size_of::<libc::sockaddr_in>() as libc::socklen_t)
-        }
-        SocketAddr::V6(v6) => {
-            let name = libc::sockaddr_in6 {
-                sin6_family: libc::AF_INET6 as libc::sa_family_t,
-                sin6_port: v6.port().to_be(),
-                sin6_flowinfo: 0,
-                sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
-                sin6_scope_id: v6.scope_id(),
-            };
-            (name, NAME_LEN)
-        }
-    }
-}
-
-fn decode(name: &libc::sockaddr_in6) -> Option<SocketAddr> {
-    match i32::from(name.sin6_family) {
-        libc::AF_INET => {
-            // SAFETY: the family says that a `sockaddr_in`, plain bytes and smaller, lies there.
-            let v4 = unsafe { std::ptr::from_ref(name).cast::<libc::sockaddr_in>().read() };
-            let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
-            Some(SocketAddr::V4(SocketAddrV4::new(ip, u16::from_be(v4.sin_port))))
-        }
-        libc::AF_INET6 => {
-            let (ip, port) = (name.sin6_addr.s6_addr.into(), u16::from_be(name.sin6_port));
-            Some(SocketAddr::V6(SocketAddrV6::new(ip, port, 0, name.sin6_scope_id)))
-        }
-        _ => None,
     }
 }
 
@@ -349,7 +225,7 @@ fn socket(address: &SocketAddr, kind: i32, protocol: i32) -> io::Result<OwnedFd>
 }
 
 fn bind(fd: &OwnedFd, address: &SocketAddr) -> io::Result<()> {
-    let (name, len) = encode(address);
+    let (name, len) = message::encode(address);
     // SAFETY: `name` lives through the call and holds `len` bytes of an address.
     let done = unsafe { libc::bind(fd.as_raw_fd(), std::ptr::from_ref(&name).cast(), len) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -500,7 +376,7 @@ mod tests {
             let b = UdpSocket::bind(any).unwrap();
             let payloads: Vec<Vec<u8>> = (0..40).map(|i| vec![i; 100 + usize::from(i)]).collect();
             let datagrams: Vec<_> =
-                payloads.iter().map(|payload| Outgoing { to: b.local(), payload }).collect();
+                payloads.iter().map(|payload| Outgoing::new(b.local(), payload)).collect();
             assert_eq!(a.send(&datagrams).unwrap(), BATCH_MAX);
             assert_eq!(a.send(&datagrams[BATCH_MAX..]).unwrap(), 8);
             let mut got = Vec::new();
@@ -508,18 +384,58 @@ mod tests {
                 let mut buffers = room(BATCH_MAX, 4096);
                 let mut metas = [None; BATCH_MAX];
                 let Ok(count) = b.receive(&mut buffers, &mut metas) else { continue };
-                let meta = Received { from: a.local(), truncated: false };
-                assert!(metas[..count].iter().all(|one| *one == Some(meta)));
-                got.extend(buffers.drain(..count));
+                for (meta, buffer) in metas[..count].iter().zip(buffers.drain(..count)) {
+                    let segment = buffer.len();
+                    let meta = meta.unwrap();
+                    assert_eq!(meta, Received { from: a.local(), truncated: false, segment });
+                    got.push(buffer);
+                }
             }
             assert_eq!(got, payloads);
+        }
+    }
+
+    /// Three pieces in one call: to a socket that merges they come as they were sent, to another one cut.
+    #[test]
+    fn pieces_arrive_merged_or_cut() {
+        let lens = [&[100][..], &[1000, 1000, 1000, 7], &[500, 500]];
+        for merging in [false, true] {
+            let a = UdpSocket::bind(local(0)).unwrap();
+            let mut b = UdpSocket::bind(local(0)).unwrap();
+            if merging && b.merge().is_err() {
+                println!("SKIP UDP_GRO");
+                return;
+            }
+            let payloads: Vec<Vec<Vec<u8>>> = lens
+                .iter()
+                .enumerate()
+                .map(|(n, lens)| {
+                    lens.iter().enumerate().map(|(i, len)| vec![(16 * n + i) as u8; *len]).collect()
+                })
+                .collect();
+            let datagrams: Vec<_> = payloads
+                .iter()
+                .flat_map(|piece| piece.iter().enumerate())
+                .map(|(i, payload)| Outgoing { to: b.local(), payload, joined: i > 0 })
+                .collect();
+            assert_eq!(a.send(&datagrams).unwrap(), datagrams.len());
+            let (mut got, mut calls) = (Vec::new(), 0);
+            while got.len() < datagrams.len() {
+                let (mut buffers, mut metas) = (room(1, 1 << 16), [None]);
+                let Ok(1) = b.receive(&mut buffers, &mut metas) else { continue };
+                calls += 1;
+                let segment = metas[0].unwrap().segment;
+                got.extend(buffers[0].chunks(segment).map(<[u8]>::to_vec));
+            }
+            assert_eq!(got, payloads.concat());
+            assert_eq!(calls, if merging { 3 } else { 7 });
         }
     }
 
     #[test]
     fn a_datagram_too_long_for_its_buffer_says_so() {
         let (a, b) = (UdpSocket::bind(local(0)).unwrap(), UdpSocket::bind(local(0)).unwrap());
-        a.send(&[Outgoing { to: b.local(), payload: &[7; 10_000] }]).unwrap();
+        a.send(&[Outgoing::new(b.local(), &[7; 10_000])]).unwrap();
         let (bytes, meta) = receive_one(|buffers, metas| b.receive(buffers, metas));
         assert_eq!((bytes.len(), meta.truncated), (9000, true));
     }
@@ -555,7 +471,7 @@ mod tests {
         for i in 0..5 {
             // Only the second of the two goes to the port that the raw socket watches.
             for to in [sender.local(), holder.local()] {
-                sender.send(&[Outgoing { to, payload: &[i; 64] }]).unwrap();
+                sender.send(&[Outgoing::new(to, &[i; 64])]).unwrap();
             }
             let mut heads = [[0; size_of::<Headers>()]; BATCH_MAX];
             let (packet, _) = receive_one(|buffers, metas| raw.receive(buffers, metas, &mut heads));

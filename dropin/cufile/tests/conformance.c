@@ -7,6 +7,7 @@
 #include <cufile.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <execinfo.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -760,6 +761,76 @@ static void streams(void) {
     cu_free(d);
 }
 
+/* requests in many streams of every priority, between copies of the caller's; also where all streams share one
+ * hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1) */
+static void connections(void) {
+    enum { STREAMS = 40, ROUNDS = 4, B = 1 << 20, COPY = 64 << 10, SMALL = 5000 };
+    void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
+    int (*make)(CUstream *, unsigned, int), (*range)(int *, int *);
+    int (*in)(dptr, const void *, size_t, CUstream), (*out)(void *, dptr, size_t, CUstream);
+    *(void **)&make = dlsym(cuda, "cuStreamCreateWithPriority");
+    *(void **)&range = dlsym(cuda, "cuCtxGetStreamPriorityRange");
+    *(void **)&in = symbol(cuda, "cuMemcpyHtoDAsync_v2");
+    *(void **)&out = symbol(cuda, "cuMemcpyDtoHAsync_v2");
+    char *path = file_of("connections", B + STREAMS * COPY, 1);
+    CUfileHandle_t h = handle_of(path, O_RDWR);
+    dptr d = device((size_t)STREAMS * (B + COPY));
+    CUstream s[STREAMS];
+    int least = 0, greatest = 0;
+    if (range) range(&least, &greatest);
+    for (int i = 0; i < STREAMS; i++) {
+        int priority = i % 3 == 0 ? greatest : i % 3 == 1 ? least : 0;
+        if (make ? make(&s[i], 1, priority) : cu_stream(&s[i], 1)) die("a stream");
+    }
+    u8 *from = aligned_alloc(4096, STREAMS * COPY), *to = aligned_alloc(4096, STREAMS * B), *want = pattern(B, 0, 1);
+    if (cu_register(from, STREAMS * COPY, 3) || cu_register(to, STREAMS * B, 3)) die("pinned memory");
+    static late_t r[STREAMS], w[STREAMS], few[STREAMS];
+    for (int round = 0; round < ROUNDS; round++) {
+        memset(from, round + 1, STREAMS * COPY);
+        memset(to, 0, STREAMS * B);
+        for (int i = 0; i < STREAMS; i++) {
+            dptr own = d + (dptr)i * (B + COPY);
+            r[i] = (late_t){B, 0, 0, -999};
+            w[i] = (late_t){round % 2 ? COPY : SMALL, B + i * COPY, B, -999};
+            few[i] = (late_t){SMALL, 17, 17, -999};
+            check(in(own + B, from + i * COPY, COPY, s[i]) == 0, "copy in");
+            CODE(p_cuFileReadAsync(h, (void *)own, &r[i].size, &r[i].file, &r[i].place, &r[i].moved, s[i]), 0);
+            CODE(p_cuFileReadAsync(h, (void *)own, &few[i].size, &few[i].file, &few[i].place, &few[i].moved, s[i]), 0);
+            check(out(to + i * B, own, B, s[i]) == 0, "copy out");
+            CODE(p_cuFileWriteAsync(h, (void *)own, &w[i].size, &w[i].file, &w[i].place, &w[i].moved, s[i]), 0);
+        }
+        for (int i = 0; i < STREAMS; i++) check(cu_sync(s[i]) == 0, "sync");
+        int fd = open(path, O_RDONLY), bad = 0;
+        u8 *file = malloc(COPY);
+        for (int i = 0; i < STREAMS; i++) {
+            check(r[i].moved == B && few[i].moved == SMALL && w[i].moved == (ssize_t)w[i].size,
+                  "stream %d: read %zd and %zd, written %zd", i, r[i].moved, few[i].moved, w[i].moved);
+            bad += memcmp(to + i * B, want, B) != 0;
+            bad += pread(fd, file, COPY, B + i * COPY) != COPY || memcmp(file, from + i * COPY, w[i].size);
+        }
+        check(!bad, "round %d: %d differ", round, bad);
+        free(file);
+        close(fd);
+    }
+    /* where a request is carried out at the call, a stream that is held up is not waited for without end */
+    if (getenv("CUDA_DEVICE_MAX_CONNECTIONS") && getenv("BEELINE_STALL_SECONDS")) {
+        dptr gate = 0;
+        memset(from, 0, 4);
+        if (cu_map(&gate, from, 0) || cu_wait(s[0], gate, 1, 1)) die("hold the stream");
+        CODE(p_cuFileReadAsync(h, (void *)d, &r[0].size, &r[0].file, &r[0].place, &r[0].moved, s[0]), 5030);
+        check(errno == ETIMEDOUT, "errno %d", errno);
+        __atomic_store_n((unsigned *)from, 1, __ATOMIC_SEQ_CST);
+        check(cu_sync(s[0]) == 0, "sync");
+        CODE(p_cuFileReadAsync(h, (void *)d, &r[0].size, &r[0].file, &r[0].place, &r[0].moved, s[0]), 0);
+        check(r[0].moved == B, "carried out at the call: %zd", r[0].moved);
+    }
+    CODE(p_cuFileDriverClose_v2(), 0);
+    cu_unregister(from);
+    cu_unregister(to);
+    cu_free(d);
+    free(want);
+}
+
 static void parameters(void) {
     size_t value = 0, least = 0, most = 0;
     bool flag;
@@ -1166,6 +1237,14 @@ static void stuck(void) {
     cu_free(d);
 }
 
+/* where a child crashed, for whoever reads the log */
+static void told(int number) {
+    void *frames[40];
+    int count = backtrace(frames, 40);
+    backtrace_symbols_fd(frames, count, 1);
+    _exit(number);
+}
+
 /* a child of fork is refused, without a hang or a crash */
 static void forks(void) {
     char *path = file_of("forks", 1 << 20, 1);
@@ -1194,6 +1273,7 @@ static void forks(void) {
     child = fork();
     if (!child) {
         alarm(10);
+        signal(SIGSEGV, told);
         exit(0);
     }
     waitpid(child, &status, 0);
@@ -1309,7 +1389,7 @@ static void at_exit(void) {
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } groups[] = {
         {"opening", opening}, {"handles", handles}, {"buffers", buffers}, {"matrix", matrix}, {"edges", edges},
-        {"vectors", vectors}, {"batches", batches}, {"crowd", crowd}, {"streams", streams},
+        {"vectors", vectors}, {"batches", batches}, {"crowd", crowd}, {"streams", streams}, {"connections", connections},
         {"parameters", parameters}, {"statistics", statistics}, {"threads", threads}, {"rewrites", rewrites},
         {"fuzz", fuzz},
         {"devices", devices}, {"stuck", stuck}, {"huge", huge}, {"forks", forks}, {"exit", at_exit},

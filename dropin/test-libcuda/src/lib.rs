@@ -16,7 +16,7 @@
 //! | `BEELINE_TEST_CUDA_PROC` | `v2`, `v1` (no status) or `none`: what `cuGetProcAddress` can do |
 //! | `BEELINE_TEST_CUDA_HIDE` | functions that `cuGetProcAddress` does not know, with commas |
 //! | `BEELINE_TEST_CUDA_LATER` | functions it knows in a later version only |
-//! | `BEELINE_TEST_CUDA_LACKS` | abilities the devices lack: `readonly`, `vmm`, `pools`, `nor`, `dmabuf` |
+//! | `BEELINE_TEST_CUDA_LACKS` | abilities the devices lack: `readonly`, `vmm`, `pools`, `nor`, `memops`, `dmabuf` |
 //! | `BEELINE_TEST_CUDA_MIG` | 1: the devices are MIG instances of one GPU |
 //! | `BEELINE_TEST_CUDA_LOSE_AFTER_COPIES` | device 0 is lost after so many copies |
 //! | `BEELINE_TEST_CUDA_LOST` | what a lost device answers, 999 |

@@ -279,6 +279,9 @@ enum Word {
 
 fn word(driver: &Driver, stream: u64, addr: u64, operation: Word) -> Result<(), Cu> {
     let (index, stream) = driver.queue(stream)?;
+    if driver.settings.lacks("memops") {
+        return Err(Cu::NOT_SUPPORTED);
+    }
     let (device, host) = {
         let objects = driver.objects();
         let device = objects.device_memory(addr, 4).ok();

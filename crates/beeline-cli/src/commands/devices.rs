@@ -1,9 +1,11 @@
 //! `beeline devices`: what bytes can be moved to and from.
 
 use beeline::gpu::{Gpu, Info};
+use beeline::verbs::Nic;
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
+use super::rdma_nic::{nic_json, nic_table};
 use super::{Context, device_json};
 use crate::failure::Failure;
 use crate::flags::DevicesFlags;
@@ -50,6 +52,15 @@ pub(crate) fn run(_flags: &DevicesFlags, _context: &Context) -> Result<Answer, F
     if list.is_empty() {
         answer.text = "no device\n".to_owned();
     }
+    let nics = Nic::list().unwrap_or_else(|error| {
+        output::warn(&format!("the NICs of the kernel's cannot be listed: {error:#}"));
+        Vec::new()
+    });
+    if !nics.is_empty() {
+        answer.text.push('\n');
+        answer.text.push_str(&nic_table(&nics));
+    }
+    answer.set("nics", nics.iter().map(nic_json).collect::<Vec<Value>>());
     answer.set("default", json!(default.map(|id| id.to_string())));
     answer.set("devices", list);
     answer.set("simulated", any_simulated);

@@ -17,6 +17,7 @@ mod man;
 mod probe;
 mod rdma;
 pub(crate) mod rdma_memory;
+pub(crate) mod rdma_nic;
 mod topo;
 
 use std::cell::{Cell, OnceCell};

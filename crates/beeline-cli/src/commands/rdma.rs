@@ -1,4 +1,4 @@
-//! `beeline rdma`: what the software NIC does between two hosts or processes, measured.
+//! `beeline rdma`: what a NIC, in software or of the kernel's, does between two hosts or processes, measured.
 //!
 //! A server lends memory to one client at a time. Both tell each other their identifiers over a control
 //! connection (TCP, or a Unix socket with `--local`), which also tells the server when a client is done.
@@ -22,6 +22,7 @@ use self::measure::Run;
 use self::stream::{Listener, Stream};
 use super::Context;
 use super::rdma_memory::{Lent, Place, Room};
+use super::rdma_nic::{port_json, port_line};
 use crate::failure::Failure;
 use crate::flags::{RdmaClientFlags, RdmaCommand, RdmaFlags, RdmaNicFlags, RdmaServeFlags};
 use crate::output::{self, Answer};
@@ -224,7 +225,9 @@ fn client(
     stream.say(&format!("{GREETING} bytes={bytes}"))?;
     stream.hear()?;
     let nic = match &target {
-        Target::Soft(local) => Nic::soft(options(*local, &flags.nic))?,
+        Target::Net { local, server } => {
+            flags.nic.nic.open(*server, options(*local, &flags.nic))?
+        }
         Target::Local(path) => {
             let socket = UnixStream::connect(path).map_err(|error| connect_error(path, &error))?;
             Nic::local(socket)?
@@ -245,6 +248,14 @@ fn client(
     answer.set("link", format!("{:?}", resolved.link).to_lowercase());
     answer.set("why", resolved.why.as_str());
     answer.set("why_text", resolved.why.title());
+    if let Some(port) = &resolved.port {
+        answer.line("port", &port_line(port));
+        answer.set("port", port_json(port));
+    }
+    if let Some(route) = side.mr.resolved().route {
+        answer.line("registered", &format!("{route}"));
+        answer.set("registered", route.as_str());
+    }
     let simulated = if side.mem.is_simulated() { " (SIMULATED)" } else { "" };
     answer.line("memory", &format!("{} here{simulated}", flags.memory));
     answer.set("memory", flags.memory.to_string());
@@ -265,7 +276,7 @@ fn client(
 
 /// Where a client's NIC is.
 enum Target {
-    Soft(IpAddr),
+    Net { local: IpAddr, server: IpAddr },
     Local(std::path::PathBuf),
 }
 
@@ -290,7 +301,7 @@ fn reach(flags: &RdmaClientFlags) -> Result<(Stream, Target), Failure> {
     };
     let stream = Stream::Tcp(stream);
     stream.prepare().map_err(io_failure)?;
-    Ok((stream, Target::Soft(local)))
+    Ok((stream, Target::Net { local, server }))
 }
 
 fn options(local: IpAddr, flags: &RdmaNicFlags) -> SoftOptions {

@@ -100,6 +100,15 @@ fn what_cannot_be_is_refused_before_anything_is_sent() {
     for args in cases {
         assert_eq!(beeline(args).code, Some(2), "{args:?}");
     }
+    for (args, text) in [
+        (["rdma", "serve", "--nic", "mlx5_0", "--link", "udp"], "--link and --pcap"),
+        (["rdma", "serve", "--nic", "none9", "--port", "0"], "rdma"),
+        (["rdma", "serve", "--nic", "none9:0", "--port", "0"], "ports count from 1"),
+    ] {
+        let run = beeline(&args);
+        assert!(matches!(run.code, Some(1 | 2)), "{run:?}");
+        assert!(run.stderr.contains(text), "{run:?}");
+    }
     let run = beeline(&["rdma", "ping", "--port", "1"]);
     assert_eq!(run.code, Some(1), "{run:?}");
     assert!(run.stderr.contains("rdma serve"), "{run:?}");

@@ -56,17 +56,7 @@ impl MrTable {
 
     /// Registers a region and makes its keys.
     pub fn register(&mut self, wanted: Registration) -> Result<Registered, RegisterError> {
-        if wanted.len == 0 || wanted.len > REGION_BYTES_MAX {
-            return Err(RegisterError::Length { len: wanted.len });
-        }
-        if wanted.iova.checked_add(wanted.len).is_none() {
-            return Err(RegisterError::Wraps { iova: wanted.iova, len: wanted.len });
-        }
-        // IBA 10.6.3.1: remote write and remote atomic rights require the local write right.
-        let writes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-        if wanted.access.intersects(writes) && !wanted.access.contains(Access::LOCAL_WRITE) {
-            return Err(RegisterError::NeedsLocalWrite { access: wanted.access });
-        }
+        wanted.check()?;
         let id = self.vacant().ok_or(RegisterError::TableFull { limit: self.limit })?;
         let key = self.cipher.seal(id);
         if let Some(slot) = self.slots.get_mut(id.slot()) {
@@ -256,6 +246,28 @@ pub struct Registration {
     pub kind: MemoryKind,
 }
 
+impl Registration {
+    /// Whether the length is possible and the rights make sense together; every NIC asks this first.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn check(&self) -> Result<(), RegisterError> {
+        let Self { iova, len, access, .. } = *self;
+        if len == 0 || len > REGION_BYTES_MAX {
+            return Err(RegisterError::Length { len });
+        }
+        if iova.checked_add(len).is_none() {
+            return Err(RegisterError::Wraps { iova, len });
+        }
+        // IBA 10.6.3.1: remote write and remote atomic rights require the local write right.
+        let writes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        if access.intersects(writes) && !access.contains(Access::LOCAL_WRITE) {
+            return Err(RegisterError::NeedsLocalWrite { access });
+        }
+        Ok(())
+    }
+}
+
 /// What a registration answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registered {
@@ -297,6 +309,10 @@ impl Access {
     pub const REMOTE_ATOMIC: Self = Self(8);
     /// Every right there is.
     pub const ALL: Self = Self(15);
+    /// Not a right, but a promise: whoever waits for what is written here waits for a completion, or for
+    /// memory without this flag, and never for a byte of this memory. Writes to it may then pass one
+    /// another on PCIe, which is faster for bulk memory. A NIC in software has no use for it.
+    pub const RELAXED_ORDERING: Self = Self(16);
 
     /// Whether every right of `other` is in this set.
     pub const fn contains(self, other: Self) -> bool {
@@ -325,6 +341,7 @@ impl fmt::Display for Access {
             (Self::REMOTE_WRITE, "remote-write"),
             (Self::REMOTE_READ, "remote-read"),
             (Self::REMOTE_ATOMIC, "remote-atomic"),
+            (Self::RELAXED_ORDERING, "relaxed-ordering"),
         ];
         names.iter().filter(|(flag, _)| self.contains(*flag)).try_for_each(|(_, name)| {
             f.write_str("+")?;

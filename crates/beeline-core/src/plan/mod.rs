@@ -9,7 +9,7 @@ mod register;
 mod storage;
 
 pub use device::{DeviceRoute, End, device};
-pub use port::{PortChoice, PortRefused, ports};
+pub use port::{PortChoice, PortRefused, Reach, ports};
 pub use register::{Importer, Pages, RegisterRoute, Wanted, register};
 pub use storage::{
     ChunkRoute, DeviceFacts, DirectIo, FileFacts, FileKind, HostFacts, IoUring, Operation,

@@ -21,6 +21,8 @@ pub struct PortChoice {
     pub port: u8,
     /// Index into the port's GID table.
     pub gid_index: u16,
+    /// Whether the routing table sends from this address to the peer.
+    pub routed: bool,
     /// Why it stands at this place.
     pub why: String,
 }
@@ -38,9 +40,19 @@ pub struct PortRefused {
     pub why: Reason,
 }
 
-/// Every usable entry, best first, and every other with the reason. `peer` is the GID of the other side,
-/// where it is known: an entry that shares more of its address comes first, one of another kind last.
-pub fn ports(machine: &Machine, peer: Option<Ipv6Addr>) -> (Vec<PortChoice>, Vec<PortRefused>) {
+/// Where a connection goes, as far as that is known. Addresses of IPv4 are mapped into IPv6, as in a GID.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reach {
+    /// The address of the other side.
+    pub peer: Option<Ipv6Addr>,
+    /// This machine's address that its routing table sends from to the peer.
+    pub source: Option<Ipv6Addr>,
+}
+
+/// Every usable entry, best first, and every other with the reason. The entry that the routing table
+/// sends from comes before others of its type and scope, then the one that shares more of the peer's
+/// address; one of another family is refused.
+pub fn ports(machine: &Machine, reach: Reach) -> (Vec<PortChoice>, Vec<PortRefused>) {
     let (mut ranked, mut refused) = (Vec::new(), Vec::new());
     for (device, nic) in &machine.nics {
         for (number, port) in &nic.ports {
@@ -56,10 +68,11 @@ pub fn ports(machine: &Machine, peer: Option<Ipv6Addr>) -> (Vec<PortChoice>, Vec
             }
             let ethernet = port.link_layer.known().is_some_and(|layer| layer == "Ethernet");
             for (index, fact) in &port.gids {
-                match rank(&fact.value, ethernet, peer) {
+                match rank(&fact.value, ethernet, reach) {
                     Ok((rank, why)) => {
                         let (device, port, gid_index) = (device.clone(), *number, *index);
-                        ranked.push((rank, PortChoice { device, port, gid_index, why }));
+                        let routed = rank[2] > 0;
+                        ranked.push((rank, PortChoice { device, port, gid_index, routed, why }));
                     }
                     Err(why) => refused.push(refuse(Some(*index), why)),
                 }
@@ -72,7 +85,8 @@ pub fn ports(machine: &Machine, peer: Option<Ipv6Addr>) -> (Vec<PortChoice>, Vec
 }
 
 /// Type before scope before reach; higher is better.
-fn rank(gid: &Gid, ethernet: bool, peer: Option<Ipv6Addr>) -> Result<([u32; 3], String), Reason> {
+fn rank(gid: &Gid, ethernet: bool, reach: Reach) -> Result<([u32; 4], String), Reason> {
+    let Reach { peer, source } = reach;
     let kind = match (ethernet, gid.version) {
         (false, _) => 2,
         (true, GidVersion::V2) => 2,
@@ -108,9 +122,15 @@ fn rank(gid: &Gid, ethernet: bool, peer: Option<Ipv6Addr>) -> Result<([u32; 3], 
         GidClass::LinkLocal => "link-local: reaches this link only",
         _ => "a global address",
     };
-    let near =
-        if shared > 0 { format!(", {shared} bits shared with the peer") } else { String::new() };
-    Ok(([kind, scope, shared], format!("{version}, {class}{near}")))
+    let routed = own.is_some() && own == source;
+    let near = if routed {
+        ", which the way to the peer starts at".into()
+    } else if shared > 0 {
+        format!(", {shared} bits shared with the peer")
+    } else {
+        String::new()
+    };
+    Ok(([kind, scope, routed.into(), shared], format!("{version}, {class}{near}")))
 }
 
 #[cfg(test)]
@@ -144,7 +164,8 @@ mod tests {
     ];
 
     fn order(machine: &Machine, peer: Option<&str>) -> Vec<String> {
-        let (choices, _) = ports(machine, peer.map(|peer| peer.parse().unwrap()));
+        let peer = peer.map(|peer| peer.parse().unwrap());
+        let (choices, _) = ports(machine, Reach { peer, source: None });
         choices.iter().map(|choice| format!("{}:{}", choice.device, choice.gid_index)).collect()
     }
 
@@ -154,7 +175,7 @@ mod tests {
         machine.nics.insert("mlx5_0".into(), nic("ACTIVE", "Ethernet", TABLE));
         machine.nics.insert("mlx5_1".into(), nic("DOWN", "Ethernet", TABLE));
         assert_eq!(order(&machine, None), ["mlx5_0:3", "mlx5_0:1", "mlx5_0:2", "mlx5_0:0"]);
-        let (_, refused) = ports(&machine, None);
+        let (_, refused) = ports(&machine, Reach::default());
         let codes: Vec<_> = refused.iter().map(|one| (one.gid_index, one.why.code)).collect();
         assert_eq!(codes, [(Some(4), Code::GidUnusable), (None, Code::PortDown)]);
     }
@@ -169,5 +190,8 @@ mod tests {
         assert_eq!(taken("::ffff:10.9.0.200"), "a:3");
         assert_eq!(taken("::ffff:10.9.1.200"), "b:3");
         assert_eq!(order(&machine, Some("fe80::9")), ["a:1", "a:0"], "of the peer's family");
+        let (peer, source) = ("::ffff:10.9.0.200".parse().ok(), "::ffff:10.9.1.7".parse().ok());
+        let (choices, _) = ports(&machine, Reach { peer, source });
+        assert_eq!(choices[0].device, "b", "the routing table knows better");
     }
 }

@@ -19,6 +19,8 @@ pub enum Pages {
     DmaBufMapping,
     /// Memory of a PCI device that its driver offers for peer-to-peer DMA (an NVMe controller's).
     Controller,
+    /// Memory of a GPU, named by a pointer of its driver's.
+    Gpu,
 }
 
 /// A way to register.
@@ -28,19 +30,22 @@ pub enum RegisterRoute {
     Pinned,
     /// The driver imports the dma-buf (`ibv_reg_dmabuf_mr`).
     DmaBuf,
+    /// The GPU driver's peer memory client pins it (`ibv_reg_mr` on a device pointer).
+    PeerMemory,
     /// Pages are faulted in when they are accessed (`IBV_ACCESS_ON_DEMAND`).
     OnDemand,
 }
 
 impl RegisterRoute {
     /// Every route, simplest first.
-    pub const ALL: [Self; 3] = [Self::Pinned, Self::DmaBuf, Self::OnDemand];
+    pub const ALL: [Self; 4] = [Self::Pinned, Self::DmaBuf, Self::PeerMemory, Self::OnDemand];
 
     /// The name as the command line and JSON write it.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Pinned => "pinned",
             Self::DmaBuf => "dma-buf",
+            Self::PeerMemory => "peer-memory",
             Self::OnDemand => "on-demand",
         }
     }
@@ -59,6 +64,8 @@ pub struct Importer {
     pub soft_roce: bool,
     /// The driver imports dma-bufs.
     pub dma_buf: bool,
+    /// A peer memory client of the GPU's driver is there (`nvidia_peermem`).
+    pub peer_memory: bool,
     /// The device has on-demand regions (`ODP_SUPPORT`).
     pub on_demand: bool,
     /// Path MTU of the connections that will use the region, in bytes.
@@ -83,7 +90,13 @@ const PAGE_BYTES: u32 = 4096;
 pub fn register(wanted: &Wanted, importer: &Importer) -> Plan<RegisterRoute> {
     let mut plan = Plan { choices: alloc::vec![], rejected: alloc::vec![] };
     for route in RegisterRoute::ALL {
-        if route == RegisterRoute::DmaBuf && !wanted.has_dma_buf {
+        let gpu = wanted.pages == Pages::Gpu;
+        let possible = match route {
+            RegisterRoute::DmaBuf => wanted.has_dma_buf,
+            RegisterRoute::PeerMemory => gpu,
+            RegisterRoute::Pinned | RegisterRoute::OnDemand => !gpu,
+        };
+        if !possible {
             continue;
         }
         let refused = match route {
@@ -91,6 +104,9 @@ pub fn register(wanted: &Wanted, importer: &Importer) -> Plan<RegisterRoute> {
             RegisterRoute::DmaBuf => (!importer.dma_buf).then(|| {
                 Reason::with(Code::DmabufUnsupported, "the driver has no dma-buf registration")
             }),
+            RegisterRoute::PeerMemory => {
+                (!importer.peer_memory).then(|| Reason::new(Code::PeermemAbsent))
+            }
             RegisterRoute::OnDemand => on_demand(wanted, importer),
         };
         match refused {
@@ -111,6 +127,7 @@ pub fn register(wanted: &Wanted, importer: &Importer) -> Plan<RegisterRoute> {
 fn pinned(pages: Pages) -> Option<Reason> {
     let what = match pages {
         Pages::Ordinary => return None,
+        Pages::Gpu => "memory of a GPU has no pages of the host's",
         Pages::DmaBufMapping => "the mapping of a dma-buf has frames, and no pages to pin",
         Pages::Controller => "pages of a PCI device cannot be pinned for long",
     };
@@ -175,7 +192,13 @@ mod tests {
             let wanted =
                 Wanted { pages, page_aligned: true, has_dma_buf: pages == Pages::DmaBufMapping };
             let path_mtu = field(line, "mtu").parse().unwrap();
-            let importer = Importer { soft_roce: true, dma_buf: false, on_demand: true, path_mtu };
+            let importer = Importer {
+                soft_roce: true,
+                dma_buf: false,
+                peer_memory: false,
+                on_demand: true,
+                path_mtu,
+            };
             let plan = register(&wanted, &importer);
             let answered = (field(line, "answer"), field(line, "data"));
             assert_eq!(answered, predicted(&plan, route), "{line}");
@@ -186,17 +209,28 @@ mod tests {
 
     #[test]
     fn a_nic_that_has_everything_is_refused_nothing_but_what_cannot_be() {
-        let nic = Importer { soft_roce: false, dma_buf: true, on_demand: true, path_mtu: 1024 };
+        let nic = Importer {
+            soft_roce: false,
+            dma_buf: true,
+            peer_memory: true,
+            on_demand: true,
+            path_mtu: 1024,
+        };
         let wanted = |pages| Wanted { pages, page_aligned: false, has_dma_buf: true };
         let routes = |pages, nic: &Importer| {
             let plan = register(&wanted(pages), nic);
             plan.choices.iter().map(|choice| choice.route).collect::<alloc::vec::Vec<_>>()
         };
-        use RegisterRoute::{DmaBuf, OnDemand, Pinned};
+        use RegisterRoute::{DmaBuf, OnDemand, PeerMemory, Pinned};
         assert_eq!(routes(Pages::Ordinary, &nic), [Pinned, DmaBuf, OnDemand]);
         assert_eq!(routes(Pages::Controller, &nic), [DmaBuf, OnDemand]);
         assert_eq!(routes(Pages::DmaBufMapping, &nic), [DmaBuf]);
+        assert_eq!(routes(Pages::Gpu, &nic), [DmaBuf, PeerMemory]);
         let plain = Importer { dma_buf: false, on_demand: false, ..nic };
         assert!(routes(Pages::DmaBufMapping, &plain).is_empty());
+        assert_eq!(routes(Pages::Gpu, &plain), [PeerMemory]);
+        let none = register(&wanted(Pages::Gpu), &Importer { peer_memory: false, ..plain });
+        let codes: alloc::vec::Vec<_> = none.rejected.iter().map(|one| one.why.code).collect();
+        assert_eq!(codes, [Code::DmabufUnsupported, Code::PeermemAbsent]);
     }
 }

@@ -416,7 +416,7 @@ impl Engine {
 impl Shared {
     pub(super) const fn attr_limits(&self) -> AttrLimits {
         let Config { mtu, rd_atomic_max, local, .. } = self.config;
-        AttrLimits { mtu, rd_atomic: rd_atomic_max, local }
+        AttrLimits { mtu, rd_atomic: rd_atomic_max, dest_rd_atomic: rd_atomic_max, local }
     }
 
     pub(super) fn raise(&mut self, event: Event) {

@@ -7,7 +7,7 @@
 //!
 //! Who does what, file by file: `requester` cuts work requests into packets, `completer` reads the
 //! peer's answers, `responder` executes the peer's requests and `reply` sends what is owed for them,
-//! `ud` is for datagrams, `state` has the table of queue pair states, `memory` the operations on
+//! `ud` is for datagrams, `limits` checks what is posted, `state` has the table of queue pair states, `memory` the operations on
 //! memory, `queue` the completion and receive queues, and `work` the words for what is posted and
 //! completed.
 //!
@@ -16,6 +16,7 @@
 
 mod completer;
 mod engine;
+mod limits;
 mod memory;
 mod qp;
 mod queue;
@@ -33,10 +34,11 @@ pub use engine::{
     AtomicReply, Config, Counters, CreateError, DestroyError, Engine, Event, INLINE_BYTES_MAX,
     QUEUE_ENTRIES_MAX, ReadReplay, Transmit,
 };
+pub use limits::{SendLimits, check_send};
 pub use memory::{MemFault, MemKind, MemOp, MemToken, OneOrMore};
 pub use qp::QpInit;
 pub use queue::{CqId, CqOverrun, Notify, SrqId};
-pub use state::{AttrMask, ModifyError, QpAttr, QpKind, QpState};
+pub use state::{AttrLimits, AttrMask, ModifyError, QpAttr, QpKind, QpState, check_modify};
 pub use ud::GRH_LEN;
 pub use work::{
     Completion, CompletionOp, Destination, MESSAGE_BYTES_MAX, Payload, PostError, RecvWr, Remote,

@@ -130,7 +130,7 @@ impl Qp {
         to: QpState,
         attr: &QpAttr,
     ) -> Result<(), ModifyError> {
-        super::state::check(self.init.kind, self.state, to, attr, &shared.attr_limits())?;
+        super::state::check_modify(self.init.kind, self.state, to, attr, &shared.attr_limits())?;
         match to {
             QpState::Reset => self.reset(shared),
             QpState::Err => {

@@ -18,11 +18,10 @@ use crate::roce::packet::seal;
 use crate::time::Time;
 
 use super::engine::{Shared, Transmit};
+use super::limits::{SendLimits, check_send};
 use super::qp::{Attrs, Qp};
 use super::state::{QpKind, QpState};
-use super::work::{
-    Completion, MESSAGE_BYTES_MAX, Payload, PostError, SendOp, SendWr, Status, total_len,
-};
+use super::work::{Completion, Payload, PostError, SendOp, SendWr, Status};
 
 /// Packets made and not yet handed out, at most: how far memory is read ahead.
 const LINE_MAX: usize = 64;
@@ -268,46 +267,17 @@ impl Qp {
 
     /// Whether a work request is one that this queue pair takes; answers its length.
     fn check_send(&self, wr: &SendWr) -> Result<u32, PostError> {
-        if !matches!(self.state, QpState::Rts | QpState::Err) {
-            return Err(PostError::State { state: self.state });
-        }
-        if self.req.queue.len() >= self.init.max_send_wr as usize {
-            return Err(PostError::QueueFull { capacity: self.init.max_send_wr });
-        }
-        let len = match &wr.payload {
-            Payload::Sges(sges) if sges.len() > self.init.max_send_sge as usize => {
-                let max = self.init.max_send_sge as usize;
-                return Err(PostError::TooManySges { given: sges.len(), max });
-            }
-            Payload::Sges(sges) => total_len(sges),
-            Payload::Inline(_) if wr.op.is_read_or_atomic() => return Err(PostError::InlineResult),
-            Payload::Inline(bytes) if bytes.len() > self.init.max_inline as usize => {
-                let max = self.init.max_inline;
-                return Err(PostError::InlineTooLong { given: bytes.len(), max });
-            }
-            Payload::Inline(bytes) => bytes.len() as u64,
+        let limits = SendLimits {
+            kind: self.init.kind,
+            state: self.state,
+            queued: self.req.queue.len(),
+            max_send_wr: self.init.max_send_wr,
+            max_send_sge: self.init.max_send_sge,
+            max_inline: self.init.max_inline,
+            mtu: self.attrs.mtu,
+            max_rd_atomic: self.attrs.max_rd_atomic,
         };
-        let datagram = self.init.kind == QpKind::Ud;
-        let max = if datagram { self.attrs.mtu.bytes() } else { MESSAGE_BYTES_MAX };
-        let short = u32::try_from(len).ok().filter(|len| *len <= max);
-        let short = short.ok_or(PostError::TooLong { given: len, max })?;
-        if wr.to.is_some() != datagram {
-            return Err(PostError::Destination { needed: datagram });
-        }
-        match wr.op {
-            SendOp::SendInvalidate { .. } => {
-                Err(PostError::Unsupported { what: "SEND with invalidate" })
-            }
-            SendOp::Send { .. } => Ok(short),
-            _ if datagram => Err(PostError::Unsupported { what: "RDMA on a datagram queue pair" }),
-            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if len != 8 => {
-                Err(PostError::AtomicLength { given: len })
-            }
-            op if op.is_read_or_atomic() && self.attrs.max_rd_atomic == 0 => {
-                Err(PostError::NoReadDepth)
-            }
-            _ => Ok(short),
-        }
+        check_send(wr, &limits)
     }
 
     pub(super) fn on_request_payload(

@@ -198,7 +198,10 @@ const ROWS: &[Row] = rows! {
 };
 
 /// Checks a transition and its attributes; values are checked against `limits`.
-pub(super) fn check(
+///
+/// # Errors
+/// The transition does not exist, attributes are missing or do not belong, or a value is out of range.
+pub fn check_modify(
     kind: QpKind,
     from: QpState,
     to: QpState,
@@ -225,10 +228,15 @@ pub(super) fn check(
 
 /// What the values of attributes may be.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct AttrLimits {
-    pub(super) mtu: Mtu,
-    pub(super) rd_atomic: u8,
-    pub(super) local: IpAddr,
+pub struct AttrLimits {
+    /// Largest path MTU of the port.
+    pub mtu: Mtu,
+    /// READs and atomics outstanding at most.
+    pub rd_atomic: u8,
+    /// READs and atomics of a peer that can be answered again.
+    pub dest_rd_atomic: u8,
+    /// The NIC's address.
+    pub local: IpAddr,
 }
 
 fn check_values(attr: &QpAttr, limits: &AttrLimits) -> Result<(), ModifyError> {
@@ -242,7 +250,7 @@ fn check_values(attr: &QpAttr, limits: &AttrLimits) -> Result<(), ModifyError> {
     bound("retry_cnt", attr.retry_cnt, 7)?;
     bound("rnr_retry", attr.rnr_retry, 7)?;
     bound("max_rd_atomic", attr.max_rd_atomic, limits.rd_atomic)?;
-    bound("max_dest_rd_atomic", attr.max_dest_rd_atomic, limits.rd_atomic)?;
+    bound("max_dest_rd_atomic", attr.max_dest_rd_atomic, limits.dest_rd_atomic)?;
     bound("port", attr.port, 1)?;
     if attr.pkey_index.is_some_and(|index| index != 0) {
         let value = attr.pkey_index.map_or(0, u32::from);
@@ -307,6 +315,7 @@ mod tests {
     const LIMITS: AttrLimits = AttrLimits {
         mtu: Mtu::MAX,
         rd_atomic: 16,
+        dest_rd_atomic: 16,
         local: IpAddr::V4(core::net::Ipv4Addr::LOCALHOST),
     };
 
@@ -334,7 +343,7 @@ mod tests {
     #[test]
     fn every_missing_and_every_extra_attribute_is_named() {
         for row in ROWS {
-            let run = |mask| check(row.kind, row.from, row.to, &attr(mask), &LIMITS);
+            let run = |mask| check_modify(row.kind, row.from, row.to, &attr(mask), &LIMITS);
             assert_eq!(run(row.required), Ok(()));
             assert_eq!(run(row.required.and(row.optional)), Ok(()));
             for bit in 0..15 {
@@ -354,20 +363,22 @@ mod tests {
     #[test]
     fn an_error_reads_as_a_sentence() {
         let mut given = attr(mask!(PEER PATH_MTU DEST_QPN RQ_PSN TIMEOUT));
-        let error = check(QpKind::Rc, QpState::Init, QpState::Rtr, &given, &LIMITS).unwrap_err();
+        let error =
+            check_modify(QpKind::Rc, QpState::Init, QpState::Rtr, &given, &LIMITS).unwrap_err();
         assert_eq!(
             error.to_string(),
             "from INIT to RTR: missing max_dest_rd_atomic, min_rnr_timer; not taken here: timeout"
         );
         given = QpAttr { retry_cnt: Some(8), ..attr(ROWS[3].required) };
-        let error = check(QpKind::Rc, QpState::Rtr, QpState::Rts, &given, &LIMITS).unwrap_err();
+        let error =
+            check_modify(QpKind::Rc, QpState::Rtr, QpState::Rts, &given, &LIMITS).unwrap_err();
         assert_eq!(error.to_string(), "retry_cnt 8: 7 is the most");
     }
 
     #[test]
     fn states_out_of_order_and_states_not_served_are_refused() {
         let none = QpAttr::default();
-        let run = |from, to| check(QpKind::Rc, from, to, &none, &LIMITS);
+        let run = |from, to| check_modify(QpKind::Rc, from, to, &none, &LIMITS);
         let (reset, rts) = (QpState::Reset, QpState::Rts);
         assert_eq!(run(reset, rts), Err(ModifyError::Transition { from: reset, to: rts }));
         assert_eq!(run(rts, QpState::Sqd), Err(ModifyError::Unsupported { state: QpState::Sqd }));

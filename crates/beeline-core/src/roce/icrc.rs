@@ -6,6 +6,10 @@
 //! - sending: the link makes the kernel use identification 0 (`IP_PMTUDISC_DO`, unconnected socket);
 //! - receiving through a UDP socket: the identification is hidden, but CRC is linear, so the 16 bits that
 //!   make the check come out can be computed. What is left of the check is 16 bits strong.
+//!
+//! Where the kernel cuts one large datagram into packets it counts the identification up from that 0; the
+//! packets, closed for 0, are closed anew for their place in it by [`Renumbering`], without a look at
+//! their payload.
 
 use core::net::IpAddr;
 
@@ -74,9 +78,11 @@ pub fn verify(path: &Path, datagram: &[u8]) -> Option<Strength> {
     match (path.dst, path.identification) {
         (IpAddr::V4(_), Identification::Hidden) => {
             let difference = compute(path, 0, body) ^ sent;
-            // The identification's two bytes are followed by the rest of the IP header (14), the UDP
-            // header (8) and the body; undoing two more bytes lays them bare in the lower half.
-            let found = times(difference, inverse_power(8 * (14 + 8 + body.len() as u64 + 2)));
+            // What this software sends, unless the kernel cut it.
+            if difference == 0 {
+                return Some(Strength::Half);
+            }
+            let found = times(difference, power(&INVERSES, behind_identification(body.len())));
             (found >> 16 == 0).then_some(Strength::Half)
         }
         (_, Identification::Known(identification)) => {
@@ -87,6 +93,51 @@ pub fn verify(path: &Path, datagram: &[u8]) -> Option<Strength> {
         }
         (_, Identification::Absent) => Some(Strength::Full),
     }
+}
+
+/// What the identification of a datagram of a certain length weighs in its ICRC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Renumbering {
+    len: usize,
+    weight: u32,
+}
+
+impl Renumbering {
+    /// For datagrams of `len` bytes, BTH to ICRC.
+    pub fn of_len(len: usize) -> Self {
+        let body = len.saturating_sub(ICRC_LEN);
+        Self { len, weight: power(&POWERS, behind_identification(body)) }
+    }
+
+    /// The length it is for.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it is for datagrams of nothing.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Makes the ICRC of a datagram that was closed for identification `from` that for `to`. Leaves a
+    /// datagram of another length as it is.
+    pub fn apply(&self, datagram: &mut [u8], from: u16, to: u16) {
+        if datagram.len() != self.len {
+            return;
+        }
+        let Some(last) = datagram.last_chunk_mut::<ICRC_LEN>() else { return };
+        // The first byte on the wire is the lowest of the register.
+        let changed = u32::from((from ^ to).swap_bytes());
+        let crc = u32::from_le_bytes(*last) ^ times(changed, self.weight);
+        *last = crc.to_le_bytes();
+    }
+}
+
+/// Bits that the check goes on for after it has taken the identification in: the identification's two
+/// bytes are followed by the rest of the IP header (14), the UDP header (8) and the body; undoing two more
+/// bytes lays them bare in the lower half.
+const fn behind_identification(body: usize) -> u64 {
+    8 * (14 + 8 + body as u64 + 2)
 }
 
 fn compute(path: &Path, identification: u16, body: &[u8]) -> u32 {
@@ -160,38 +211,41 @@ impl Masked {
 const POLYNOMIAL: u32 = 0xedb8_8320;
 
 /// Product of two residues modulo the polynomial; bit 31 is the coefficient of x^0.
-const fn times(a: u32, mut b: u32) -> u32 {
+const fn times(mut a: u32, mut b: u32) -> u32 {
     let mut product = 0;
-    let mut bit = 1 << 31;
-    while bit != 0 {
-        if a & bit != 0 {
-            product ^= b;
-        }
-        b = if b & 1 != 0 { (b >> 1) ^ POLYNOMIAL } else { b >> 1 };
-        bit >>= 1;
+    let mut i = 0;
+    // Without branches: the bits are as good as random, and each wrong guess costs more than the rest.
+    while i < 32 {
+        product ^= b & (0_u32.wrapping_sub(a >> 31));
+        b = (b >> 1) ^ (POLYNOMIAL & 0_u32.wrapping_sub(b & 1));
+        a <<= 1;
+        i += 1;
     }
     product
 }
 
-/// x^(2^-i) for each i: what divides by x, x^2, x^4, ...
-const INVERSES: [u32; 20] = {
-    let mut powers = [0; 20];
-    // x^-1: one step of the shift register, undone from x^0.
-    powers[0] = (((1 << 31) ^ POLYNOMIAL) << 1) | 1;
+/// x, x^2, x^4, ...
+const POWERS: [u32; 20] = squares(1 << 30);
+
+/// What divides by them. x^-1 is one step of the shift register, undone from x^0.
+const INVERSES: [u32; 20] = squares((((1 << 31) ^ POLYNOMIAL) << 1) | 1);
+
+const fn squares(first: u32) -> [u32; 20] {
+    let mut powers = [first; 20];
     let mut i = 1;
     while i < 20 {
         powers[i] = times(powers[i - 1], powers[i - 1]);
         i += 1;
     }
     powers
-};
+}
 
-/// x^-bits modulo the polynomial, for up to 2^20 - 1 bits (longer than any datagram).
-fn inverse_power(bits: u64) -> u32 {
+/// The first of `squares` to the power of `bits`, up to 2^20 - 1 (more than the bits of any datagram).
+fn power(squares: &[u32; 20], bits: u64) -> u32 {
     let mut power = 1 << 31;
-    for (i, inverse) in INVERSES.iter().enumerate() {
+    for (i, square) in squares.iter().enumerate() {
         if bits >> i & 1 != 0 {
-            power = times(power, *inverse);
+            power = times(power, *square);
         }
     }
     power
@@ -248,6 +302,34 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_packet_closed_anew_is_as_if_closed_for_its_number() {
+        for (path, mut body, _) in published() {
+            for extra in [0, 4, 256, 4096] {
+                body.resize(body.len() + extra, 0xa5);
+                for (from, to) in [(0, 0), (0, 1), (7, 31), (0x1234, 0xfffe)] {
+                    let of = |number| {
+                        let identification = Identification::Known(number);
+                        let mut datagram = body.clone();
+                        datagram.extend(icrc(&Path { identification, ..path }, &body));
+                        datagram
+                    };
+                    let mut datagram = of(from);
+                    let renumbering = Renumbering::of_len(datagram.len());
+                    renumbering.apply(&mut datagram, from, to);
+                    assert_eq!(datagram, of(to), "{from} to {to}, {} bytes", datagram.len());
+                    datagram.push(0);
+                    let before = datagram.clone();
+                    renumbering.apply(&mut datagram, to, from);
+                    assert_eq!(datagram, before, "another length is left alone");
+                }
+            }
+        }
+        let mut short = [1, 2, 3];
+        Renumbering::of_len(3).apply(&mut short, 0, 1);
+        assert_eq!(short, [1, 2, 3]);
     }
 
     #[test]

@@ -18,8 +18,8 @@ pub mod psn;
 pub use header::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ieth, ImmDt, NakCode, Qpn, Reth, RnrTimer, Syndrome,
 };
-pub use icrc::{ICRC_LEN, Identification, Path, Strength, UDP_PORT};
+pub use icrc::{ICRC_LEN, Identification, Path, Renumbering, Strength, UDP_PORT};
 pub use mtu::Mtu;
 pub use opcode::{Headers, Layout, Opcode, Operation, Place, Service};
-pub use packet::{Head, Packet, WireError};
+pub use packet::{Head, Packet, WireError, full_lens};
 pub use psn::Psn;

@@ -237,6 +237,32 @@ impl Headers {
     pub const fn has(self, header: Self) -> bool {
         self.0 & header.0 != 0
     }
+
+    /// Bytes of all of them.
+    pub const fn len(self) -> usize {
+        let lens = [
+            (Self::RETH, 16),
+            (Self::DETH, 8),
+            (Self::ATOMIC, 28),
+            (Self::AETH, 4),
+            (Self::ATOMIC_ACK, 8),
+            (Self::IMM, 4),
+            (Self::IETH, 4),
+        ];
+        let (mut bytes, mut i) = (0, 0);
+        while i < lens.len() {
+            if self.has(lens[i].0) {
+                bytes += lens[i].1;
+            }
+            i += 1;
+        }
+        bytes
+    }
+
+    /// Whether there is none.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
 }
 
 #[cfg(test)]

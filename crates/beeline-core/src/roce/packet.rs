@@ -9,7 +9,8 @@ use super::header::{
     DethView, Ieth, IethView, ImmDt, ImmDtView, Reth, RethView,
 };
 use super::icrc::{ICRC_LEN, Identification, Path, icrc};
-use super::opcode::{Headers, Layout, Opcode};
+use super::mtu::Mtu;
+use super::opcode::{Headers, Layout, Opcode, Place};
 
 /// The headers of a packet. Which of the options are set follows from the opcode's [`Layout`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +100,24 @@ pub fn seal(path: &Path, datagram: &mut Vec<u8>, referenced: u32) {
     };
     datagram.extend_from_slice(&last);
 }
+
+/// How long a datagram can be whose first bytes these are, if more of its message follow it: its headers, a
+/// full payload of each path MTU, longest first, and the ICRC (IBA 9.7.2: FIRST and MIDDLE are full).
+/// Nothing for the last or only packet of a message.
+///
+/// Such packets are what a sender lets the kernel cut from one piece, and by these lengths a receiver that
+/// sees the piece takes it apart.
+pub fn full_lens(datagram: &[u8]) -> impl Iterator<Item = usize> + use<> {
+    let layout = datagram.first().and_then(|opcode| Opcode(*opcode).layout());
+    let more = layout.filter(|layout| matches!(layout.place, Place::First | Place::Middle));
+    let around = more.map(|layout| BTH_LEN + layout.headers.len() + ICRC_LEN);
+    around
+        .into_iter()
+        .flat_map(|around| Mtu::ALL.iter().rev().map(move |mtu| around + mtu.bytes() as usize))
+}
+
+/// Bytes of a base transport header.
+const BTH_LEN: usize = 12;
 
 /// A received packet: its headers, and where its payload lies in the datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -278,6 +297,25 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn full_packets_have_one_of_five_lengths() {
+        for opcode in Opcode::ALL {
+            let more = matches!(opcode.layout().unwrap().place, Place::First | Place::Middle);
+            let made: Vec<usize> = Mtu::ALL
+                .iter()
+                .rev()
+                .filter(|_| more)
+                .map(|mtu| {
+                    let mut datagram = Vec::new();
+                    head_of(*opcode).emit(mtu.bytes() as usize, &mut datagram);
+                    datagram.len() + ICRC_LEN
+                })
+                .collect();
+            assert_eq!(full_lens(&[opcode.0, 0]).collect::<Vec<_>>(), made, "{opcode}");
+        }
+        assert_eq!((full_lens(&[]).count(), full_lens(&[0xff]).count()), (0, 0));
     }
 
     proptest! {

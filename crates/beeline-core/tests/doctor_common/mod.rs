@@ -23,7 +23,8 @@ pub fn cases() -> Option<PathBuf> {
 
 /// The project's own inputs.
 pub fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+    // Of the core, whichever crate's test this is.
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../beeline-core/tests/fixtures")
 }
 
 /// Reads one file or captured tree into a machine.
@@ -64,6 +65,7 @@ fn collect(root: &Path, dir: &Path, files: &mut Vec<(String, Vec<u8>)>) {
 
 pub mod cases;
 pub mod more;
+pub mod run_time;
 
 /// A machine from the inputs of a case; `None` where a handed file is needed and absent.
 pub fn from_inputs(inputs: &[&str]) -> Option<Machine> {

@@ -109,6 +109,24 @@ impl ForeignStream {
         driver.check("cuStreamSynchronize", result, || format!("{self:?}"))
     }
 
+    /// Whether everything queued in the stream has run. Refused while it is being captured.
+    ///
+    /// # Errors
+    /// `Capturing`; `Unsupported`; what the driver says.
+    pub fn is_finished(self, driver: &Arc<Driver>) -> Result<bool, Error> {
+        let query = driver.table().cuStreamQuery;
+        let Some(query) = query else { return self.finish(driver).map(|()| true) };
+        let _guard = StreamGuard::enter(driver, self)?;
+        refuse_capturing(driver, self)?;
+        // SAFETY: a stream that its owner keeps while calls on it run.
+        let result = unsafe { query(self.raw()) };
+        if result == CuResult::NOT_READY {
+            return Ok(false);
+        }
+        driver.check("cuStreamQuery", result, || format!("{self:?}"))?;
+        Ok(true)
+    }
+
     /// Whether the driver knows the stream; a default stream always.
     pub fn is_known(self, driver: &Arc<Driver>) -> bool {
         StreamGuard::enter(driver, self).is_ok()

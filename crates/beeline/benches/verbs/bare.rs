@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use beeline_sys::mem::HostMem;
-use beeline_sys::net::{BATCH_MAX, Outgoing, UdpSocket};
+use beeline_sys::net::{BATCH_MAX, Outgoing, PIECE_BYTES_MAX, UdpSocket};
 
 use crate::cores;
 use crate::{IN_FLIGHT, MESSAGE, PING_SPAN, PINGS, Result, SMALL_UDP, address};
@@ -20,38 +20,64 @@ const DATAGRAM: usize = AROUND + 4096;
 /// Until the threads of a case run.
 const WARM_UP: Duration = Duration::from_millis(100);
 
-/// Bytes of payload per second that arrive.
+/// Bytes of payload per second that arrive, datagram by datagram.
 pub(crate) fn datagrams(span: Duration) -> Result<f64> {
-    let from = UdpSocket::bind((address(3), 0).into())?;
-    let to = UdpSocket::bind((address(4), 0).into())?;
-    for socket in [&from, &to] {
-        socket.set_buffers(8 << 20);
+    let (from, to) = (bind(3)?, bind(4)?);
+    let room = DATAGRAM + 64;
+    stream(&from, &to, (BATCH_MAX, BATCH_MAX), room, span)
+}
+
+/// As many where the kernel gets 15 as one piece and hands them over so; `None` where it does not.
+pub(crate) fn pieces(span: Duration) -> Result<Option<f64>> {
+    let (from, mut to) = (bind(3)?, bind(4)?);
+    if to.merge().is_err() {
+        return Ok(None);
     }
+    stream(&from, &to, (PIECE_BYTES_MAX / DATAGRAM, 4), 1 << 16, span).map(Some)
+}
+
+fn bind(n: u8) -> Result<UdpSocket> {
+    let socket = UdpSocket::bind((address(n), 0).into())?;
+    socket.set_buffers(8 << 20);
+    Ok(socket)
+}
+
+/// Sends `piece` datagrams at once as one where that is less than a whole batch, and receives up to `want`
+/// buffers of `room` at a time, with a CRC over each datagram on both sides.
+fn stream(
+    from: &UdpSocket,
+    to: &UdpSocket,
+    (piece, want): (usize, usize),
+    room: usize,
+    span: Duration,
+) -> Result<f64> {
     let (stop, bytes) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let payload = vec![7u8; DATAGRAM];
             let mut sum = 0u32;
+            let mut batch = [Outgoing::new(to.local(), &payload); BATCH_MAX];
+            for (n, datagram) in batch.iter_mut().enumerate() {
+                datagram.joined = piece < BATCH_MAX && n % piece > 0;
+            }
             while !stop.load(Ordering::Relaxed) {
                 for _ in 0..BATCH_MAX {
                     sum = sum.wrapping_add(crc32fast::hash(&payload));
                 }
-                let batch = [Outgoing { to: to.local(), payload: &payload }; BATCH_MAX];
                 let _ = from.send(&batch);
             }
             sum
         });
         scope.spawn(|| {
-            let mut buffers: Vec<Vec<u8>> =
-                (0..BATCH_MAX).map(|_| Vec::with_capacity(DATAGRAM + 64)).collect();
+            let mut buffers: Vec<Vec<u8>> = (0..want).map(|_| Vec::with_capacity(room)).collect();
             let mut metas = [None; BATCH_MAX];
             let mut sum = 0u32;
             while !stop.load(Ordering::Relaxed) {
                 let count = to.receive(&mut buffers, &mut metas).unwrap_or(0);
-                for buffer in buffers.iter().take(count) {
-                    sum = sum.wrapping_add(crc32fast::hash(buffer));
+                for datagram in buffers.iter().take(count).flat_map(|all| all.chunks(DATAGRAM)) {
+                    sum = sum.wrapping_add(crc32fast::hash(datagram));
+                    bytes.fetch_add((DATAGRAM - AROUND) as u64, Ordering::Relaxed);
                 }
-                bytes.fetch_add((count * (DATAGRAM - AROUND)) as u64, Ordering::Relaxed);
             }
             sum
         });
@@ -124,12 +150,12 @@ pub(crate) fn udp_ping() -> Result<f64> {
         scope.spawn(|| {
             let mut buffers = [Vec::with_capacity(2048)];
             while turn(&b, &mut buffers) {
-                let _ = b.send(&[Outgoing { to: a.local(), payload: &payload }]);
+                let _ = b.send(&[Outgoing::new(a.local(), &payload)]);
             }
         });
         let mut buffers = [Vec::with_capacity(2048)];
         let median = pings(|| {
-            a.send(&[Outgoing { to: b.local(), payload: &payload }])?;
+            a.send(&[Outgoing::new(b.local(), &payload)])?;
             turn(&a, &mut buffers);
             Ok(())
         });

@@ -10,12 +10,15 @@
 //! Latency: half a round trip of small WRITEs whose target is polled, the median of one run; beside it a
 //! UDP ping of the same datagram size and a TCP ping; and beside the local link what the machine itself
 //! takes to carry one cache line, and four, from one core to the other. The two threads of a ping stay on two
-//! cores (`--cores`, else the first two that are not one core's threads), for all cases the same.
+//! cores (`--cores`, else the first two that are not one core's threads), for all cases the same. What the NIC
+//! itself takes of it shows between two that are joined in memory ("over a pair"). Where several packets go to the
+//! kernel as one piece (`UDP_SEGMENT`), a case without, and a bare loop with, stand beside.
 //!
-//! Every case is run `--runs` times, in turns, so that a slow moment of the machine meets all of them.
-//! What stands there is the median of the runs with the lowest and the highest. Nothing needs root; the raw
-//! link needs `CAP_NET_RAW` and says SKIP without it. Cores that other programs use make every figure
-//! worse, the ratios too.
+//! Every case is run `--runs` times, in turns and in alternating order (A B B A ...), so that a slow moment
+//! of the machine, and what a case leaves behind, meet all of them. What stands there is the median of the
+//! runs with the lowest and the highest; a ratio is the median of the ratios of each turn, with the lowest
+//! and the highest. Nothing needs root; the raw link needs `CAP_NET_RAW` and says SKIP without it. Cores
+//! that other programs use make every figure worse, the ratios too; `taskset` keeps the threads on some.
 #![allow(clippy::print_stdout, clippy::print_stderr, clippy::unwrap_used, clippy::expect_used)]
 
 mod bare;
@@ -62,6 +65,12 @@ const CASES: &[Case] = &[
         run: |span| bare::datagrams(span).map(Some),
     },
     Case {
+        name: "bare pieces of 15 + CRC",
+        unit: Unit::BytesPerSecond,
+        against: None,
+        run: |span| bare::pieces(span),
+    },
+    Case {
         name: "TCP loopback stream",
         unit: Unit::BytesPerSecond,
         against: None,
@@ -72,6 +81,12 @@ const CASES: &[Case] = &[
         unit: Unit::BytesPerSecond,
         against: Some("bare sendmmsg/recvmmsg + CRC"),
         run: |span| nic::udp_bandwidth(span),
+    },
+    Case {
+        name: "WRITE 1 MiB over UDP, no pieces",
+        unit: Unit::BytesPerSecond,
+        against: Some("bare sendmmsg/recvmmsg + CRC"),
+        run: |span| nic::udp_bandwidth_without_pieces(span),
     },
     Case {
         name: "WRITE 1 MiB over raw",
@@ -98,10 +113,22 @@ const CASES: &[Case] = &[
         run: |_| nic::udp_latency(),
     },
     Case {
+        name: "WRITE 8 B over UDP, no pieces",
+        unit: Unit::SecondsOneWay,
+        against: Some("bare UDP ping"),
+        run: |_| nic::udp_latency_without_pieces(),
+    },
+    Case {
         name: "WRITE 8 B over raw",
         unit: Unit::SecondsOneWay,
         against: Some("bare UDP ping"),
         run: |_| nic::raw_latency(),
+    },
+    Case {
+        name: "WRITE 8 B over a pair",
+        unit: Unit::SecondsOneWay,
+        against: None,
+        run: |_| nic::pair_latency().map(Some),
     },
     Case {
         name: "memcpy 1 MiB",
@@ -147,29 +174,32 @@ fn main() -> Result<()> {
     let options = options()?;
     cores::choose(options.cores)?;
     let cases: Vec<&Case> = CASES.iter().filter(|case| wanted(&options, case)).collect();
-    let mut values: Vec<Vec<f64>> = vec![Vec::new(); cases.len()];
-    for _ in 0..options.runs {
-        for (case, values) in cases.iter().zip(&mut values) {
-            match (case.run)(options.span) {
-                Ok(value) => values.extend(value),
-                Err(error) => return Err(format!("{}: {error}", case.name).into()),
-            }
+    // Of each case one value a turn.
+    let mut values: Vec<Vec<Option<f64>>> = vec![Vec::new(); cases.len()];
+    for turn in 0..options.runs {
+        let mut order: Vec<usize> = (0..cases.len()).collect();
+        if turn % 2 == 1 {
+            order.reverse();
+        }
+        for at in order {
+            let value = (cases[at].run)(options.span);
+            values[at].push(value.map_err(|error| format!("{}: {error}", cases[at].name))?);
         }
     }
-    let median = |name: &str| {
-        let at = cases.iter().position(|case| case.name == name)?;
-        middle(values.get(at)?)
-    };
     if !options.json {
         println!("{}", heading(&options));
     }
-    for (case, values) in cases.iter().zip(&values) {
-        let Some(value) = middle(values) else {
+    for (case, own) in cases.iter().zip(&values) {
+        let Some(value) = Spread::of(own.iter().flatten().copied()) else {
             println!("SKIP {}", case.name);
             continue;
         };
-        let ratio = case.against.and_then(|name| Some((name, value / median(name)?)));
-        print_case(case, value, values, ratio, options.json);
+        let ratio = case.against.and_then(|name| {
+            let other = values.get(cases.iter().position(|case| case.name == name)?)?;
+            let each = own.iter().zip(other).filter_map(|(own, other)| Some((*own)? / (*other)?));
+            Some((name, Spread::of(each)?))
+        });
+        print_case(case, value, ratio, options.json);
     }
     Ok(())
 }
@@ -223,33 +253,44 @@ fn heading(options: &Options) -> String {
     )
 }
 
-fn middle(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied()
+/// The median, the lowest and the highest of some values.
+struct Spread {
+    median: f64,
+    low: f64,
+    high: f64,
 }
 
-fn print_case(case: &Case, value: f64, all: &[f64], ratio: Option<(&str, f64)>, json: bool) {
+impl Spread {
+    fn of(values: impl Iterator<Item = f64>) -> Option<Self> {
+        let mut sorted: Vec<f64> = values.collect();
+        sorted.sort_by(f64::total_cmp);
+        let (low, high) = (*sorted.first()?, *sorted.last()?);
+        Some(Self { median: *sorted.get(sorted.len() / 2)?, low, high })
+    }
+}
+
+fn print_case(case: &Case, value: Spread, ratio: Option<(&str, Spread)>, json: bool) {
     let (scale, unit) = match case.unit {
         Unit::BytesPerSecond => (1e-9, "GB/s"),
         Unit::SecondsOneWay => (1e6, "us"),
     };
-    let low = all.iter().copied().fold(f64::INFINITY, f64::min) * scale;
-    let high = all.iter().copied().fold(0.0, f64::max) * scale;
-    let value = value * scale;
+    let Spread { median, low, high } = value;
+    let (median, low, high) = (median * scale, low * scale, high * scale);
     if json {
         let (against, ratio) = ratio.map_or(("null".to_owned(), "null".to_owned()), |(name, r)| {
-            (format!("\"{name}\""), format!("{r:.3}"))
+            (format!("\"{name}\""), format!("{:.3}", r.median))
         });
         println!(
-            "{{\"case\": \"{}\", \"unit\": \"{unit}\", \"median\": {value:.3}, \"min\": {low:.3}, \
+            "{{\"case\": \"{}\", \"unit\": \"{unit}\", \"median\": {median:.3}, \"min\": {low:.3}, \
              \"max\": {high:.3}, \"against\": {against}, \"ratio\": {ratio}}}",
             case.name
         );
         return;
     }
-    let ratio = ratio.map_or_else(String::new, |(name, ratio)| format!("  {ratio:.2} of {name}"));
-    println!("{:<30} {value:>7.2} ({low:.2}-{high:.2}) {unit}{ratio}", case.name);
+    let ratio = ratio.map_or_else(String::new, |(name, ratio)| {
+        format!("  {:.2} ({:.2}-{:.2}) of {name}", ratio.median, ratio.low, ratio.high)
+    });
+    println!("{:<32} {median:>7.2} ({low:.2}-{high:.2}) {unit}{ratio}", case.name);
 }
 
 /// Loopback addresses of this process: each NIC needs one of its own.

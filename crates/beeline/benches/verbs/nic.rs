@@ -25,6 +25,10 @@ pub(crate) fn udp_bandwidth(span: Duration) -> Result<Option<f64>> {
     on(LinkKind::Udp, |a, b| bandwidth(a, b, span))
 }
 
+pub(crate) fn udp_bandwidth_without_pieces(span: Duration) -> Result<Option<f64>> {
+    with(|options| options.link(LinkKind::Udp).segmentation(false), |a, b| bandwidth(a, b, span))
+}
+
 pub(crate) fn raw_bandwidth(span: Duration) -> Result<Option<f64>> {
     on(LinkKind::Raw, |a, b| bandwidth(a, b, span))
 }
@@ -33,8 +37,19 @@ pub(crate) fn udp_latency() -> Result<Option<f64>> {
     on(LinkKind::Udp, |a, b| latency(a, b, SMALL_UDP))
 }
 
+pub(crate) fn udp_latency_without_pieces() -> Result<Option<f64>> {
+    with(|options| options.link(LinkKind::Udp).segmentation(false), |a, b| latency(a, b, SMALL_UDP))
+}
+
 pub(crate) fn raw_latency() -> Result<Option<f64>> {
     on(LinkKind::Raw, |a, b| latency(a, b, SMALL_UDP))
+}
+
+pub(crate) fn pair_latency() -> Result<f64> {
+    let options = |n| SoftOptions::new(address(n)).mtu(Mtu::MAX);
+    let (a, b) = Nic::pair(options(1), options(2))?;
+    let (a, b) = joined(&a, &b)?;
+    latency(&a, &b, SMALL_UDP)
 }
 
 pub(crate) fn local_bandwidth(span: Duration) -> Result<f64> {
@@ -49,7 +64,14 @@ pub(crate) fn local_latency() -> Result<f64> {
 
 /// Two NICs over a link of this kind; `None` where it may not be opened.
 fn on(link: LinkKind, measure: impl FnOnce(&Side, &Side) -> Result<f64>) -> Result<Option<f64>> {
-    let nic = |n| Nic::soft(SoftOptions::new(address(n)).link(link).mtu(Mtu::MAX));
+    with(|options| options.link(link), measure)
+}
+
+fn with(
+    options: impl Fn(SoftOptions) -> SoftOptions,
+    measure: impl FnOnce(&Side, &Side) -> Result<f64>,
+) -> Result<Option<f64>> {
+    let nic = |n| Nic::soft(options(SoftOptions::new(address(n)).mtu(Mtu::MAX)));
     let (a, b) = match (nic(1), nic(2)) {
         (Err(error), _) if error.is_permission_denied() => return Ok(None),
         (a, b) => joined(&a?, &b?)?,

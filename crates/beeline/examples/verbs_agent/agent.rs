@@ -14,14 +14,17 @@ use beeline_sys::mem::HostMem;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-pub(crate) fn serve(address: &str, port: &str, link: Option<&str>) -> Result<()> {
+pub(crate) fn serve(address: &str, port: &str, words: &[&str]) -> Result<()> {
     let local: IpAddr = address.parse()?;
     let mut options = SoftOptions::new(local);
-    options.link = match link {
-        Some("udp") => Some(LinkKind::Udp),
-        Some("raw") => Some(LinkKind::Raw),
-        _ => None,
-    };
+    for word in words {
+        options = match *word {
+            "udp" => options.link(LinkKind::Udp),
+            "raw" => options.link(LinkKind::Raw),
+            "pieces" => options.segmentation(true),
+            _ => return Err(format!("no link {word}").into()),
+        };
+    }
     let nic = Nic::soft(options)?;
     println!("verbs_agent: {local} on {:?}", nic.open().resolved());
     let listener = TcpListener::bind((local, port.parse()?))?;

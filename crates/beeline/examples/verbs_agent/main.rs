@@ -6,10 +6,11 @@
 //! two agents of the kernel answer each other is the reference for completion statuses.
 //!
 //! ```text
-//! verbs_agent serve ADDRESS PORT [udp|raw]
+//! verbs_agent serve ADDRESS PORT [udp|raw] [pieces]
 //! verbs_agent drive ADDRESS:PORT ADDRESS:PORT [--mtu N,..] [--sizes N,..] [--errors | --misaligned] [--timeout T]
 //!     [--bursts N]
 //! ```
+//! `pieces`: over IPv4, too, several packets go to the kernel as one piece.
 #![allow(clippy::print_stdout, clippy::print_stderr, clippy::unwrap_used, clippy::exit)]
 
 mod agent;
@@ -21,9 +22,12 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let done = match words.as_slice() {
-        ["serve", address, port, link @ ..] => agent::serve(address, port, link.first().copied()),
+        ["serve", address, port, words @ ..] => agent::serve(address, port, words),
         ["drive", first, second, options @ ..] => drive::drive(first, second, options),
-        _ => Err("usage: verbs_agent serve ADDRESS PORT [udp|raw] | drive A:PORT B:PORT ..".into()),
+        _ => {
+            Err("usage: verbs_agent serve ADDRESS PORT [udp|raw] [pieces] | drive A:PORT B:PORT .."
+                .into())
+        }
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

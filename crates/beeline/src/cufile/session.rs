@@ -497,13 +497,38 @@ impl Session {
             late.moved.set(moved);
         };
         late.moved.set(0);
-        if self.options.bool(options::MEMOPS_BYPASS) {
-            let finished = stream.finish(driver);
-            finished.map_err(|error| Failure::cuda("wait for the stream", &error))?;
+        if self.options.bool(options::MEMOPS_BYPASS) || self.shares_queues() {
+            self.until_finished(driver, stream)?;
             work();
             return Ok(());
         }
         self.ordered(driver, ptr)?.queue(stream, &self.crew, work)
+    }
+
+    /// Whether the streams of a device share so few hardware queues that a stream which waits at a gate may hold
+    /// up the copy that its gate opens after.
+    fn shares_queues(&self) -> bool {
+        const USUAL: u64 = 8;
+        self.settings.connections.is_some_and(|count| count < USUAL)
+    }
+
+    /// Waits until all that is queued in `stream` has run.
+    fn until_finished(&self, driver: &Arc<Driver>, stream: ForeignStream) -> Outcome<()> {
+        let since = Instant::now();
+        let failed = |error| Failure::cuda("wait for the stream", &error);
+        while !stream.is_finished(driver).map_err(failed)? {
+            let waited = since.elapsed();
+            if waited > self.stall {
+                return Err(Failure::timeout(format!(
+                    "the stream did not come to the request within {:?}; nothing was queued",
+                    self.stall
+                )));
+            }
+            if waited > Duration::from_micros(100) {
+                std::thread::sleep(Duration::from_micros(20));
+            }
+        }
+        Ok(())
     }
 
     fn ordered(&self, driver: &Arc<Driver>, ptr: UserPtr) -> Outcome<Arc<Ordered>> {

@@ -10,6 +10,7 @@ use beeline_core::facts::{Fact, Kind, Known, Machine, Origin, Source};
 
 mod cuda;
 mod driver;
+mod failure;
 mod nvml;
 mod pci;
 mod procfs;
@@ -19,6 +20,8 @@ mod verify;
 
 pub use cuda::cuda_facts;
 pub use driver::{DriverDistance, DriverFacts, DriverGpu, DriverPeer, add_driver_facts};
+pub use failure::explained;
+pub(crate) use failure::explained_here;
 
 pub use verify::{
     BYTES_MAX, DEVICES_MAX, Fault, Path as ProbePath, VerifyOptions, devices, paths, serve, verify,

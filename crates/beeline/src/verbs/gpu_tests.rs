@@ -205,7 +205,7 @@ fn lists_of_host_and_device_memory_are_gathered_in_order() {
 /// Lets the NIC at `to` read the region of `from` where it lies, as after an import of it.
 fn lend((from, side): (&Nic, &Side), to: &Nic, number: u64) {
     let number = 1 << 63 | number;
-    let (Nic::Soft(from), Nic::Soft(to)) = (from, to);
+    let (Nic::Soft(from), Nic::Soft(to)) = (from, to) else { unreachable!() };
     let lkey = side.mr.lkey();
     from.soft.shared.with(|core| {
         let region = *core.regions.get(&lkey).unwrap();

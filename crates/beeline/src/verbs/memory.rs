@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use beeline_core::mr::{MemoryKind, RegionId};
 use beeline_core::rc::{Engine, MemFault, MemKind, MemOp, MemToken, Transmit};
@@ -16,7 +16,7 @@ use beeline_core::roce::Qpn;
 use beeline_sys::mem::HostMem;
 
 use super::mover::{Job, Mover};
-use super::peer::{Peer, PeerRegion, Piece, cookies_in};
+use super::peer::{PeerLock, PeerRegion, Piece, cookies_in};
 use super::stage::StageSlot;
 use crate::lock;
 use crate::memory::GpuMemory;
@@ -196,7 +196,7 @@ pub(super) struct Memories {
     finished: Arc<Finished>,
     /// On a local link: the peer, and what the regions are called that it can read, with where they
     /// start in what it was given.
-    peer: Option<Arc<Mutex<Peer>>>,
+    peer: Option<Arc<PeerLock>>,
     given: HashMap<RegionId, (u64, u64)>,
     /// Some names were most likely given up before they were sent.
     many_lent: bool,
@@ -234,7 +234,7 @@ const REFERENCE_MIN: usize = 512;
 
 impl Memories {
     /// `wake` is written when the mover has finished something. `peer` is there on a local link.
-    pub(super) fn new(wake: OwnedFd, peer: Option<Arc<Mutex<Peer>>>) -> Self {
+    pub(super) fn new(wake: OwnedFd, peer: Option<Arc<PeerLock>>) -> Self {
         let starved = AtomicBool::new(false);
         let finished = Arc::new(Finished { answers: Mutex::default(), wake, starved });
         Self {
@@ -250,14 +250,14 @@ impl Memories {
 
     pub(super) fn insert(&mut self, region: RegionId, memory: Memory) {
         let given = match (&self.peer, &memory) {
-            (Some(peer), Memory::Host(mem)) => lock(peer).give(mem).map(|number| (number, 0)),
-            (Some(peer), Memory::Gpu(mem)) => lock(peer).give_gpu(mem),
+            (Some(peer), Memory::Host(mem)) => peer.lock().give(mem).map(|number| (number, 0)),
+            (Some(peer), Memory::Gpu(mem)) => peer.lock().give_gpu(mem),
             _ => None,
         };
         if let (Some(peer), Memory::Gpu(mem), None) = (&self.peer, &memory, given)
             && !mem.is_watched()
         {
-            lock(peer).give_stage();
+            peer.lock().give_stage();
         }
         if let Some(given) = given {
             self.given.insert(region, given);
@@ -267,7 +267,7 @@ impl Memories {
 
     pub(super) fn remove(&mut self, region: RegionId) {
         if let (Some(peer), Some((number, _))) = (&self.peer, self.given.remove(&region)) {
-            lock(peer).take_back(number);
+            peer.lock().take_back(number);
         }
         self.regions.remove(&region);
     }
@@ -276,7 +276,7 @@ impl Memories {
     /// meanwhile.
     pub(super) fn lent(&self, region: RegionId) -> u32 {
         match (&self.peer, self.given.get(&region)) {
-            (Some(peer), Some((number, _))) => lock(peer).lent_of(*number),
+            (Some(peer), Some((number, _))) => peer.lock().lent_of(*number),
             _ => 0,
         }
     }
@@ -290,7 +290,7 @@ impl Memories {
         for transmit in waiting {
             kept.extend(cookies_in(&transmit.datagram));
         }
-        lock(peer).lent.sweep(&kept);
+        peer.lock().lent.sweep(&kept);
     }
 
     /// Whether so many names are kept account of that some of them were most likely given up.
@@ -302,20 +302,20 @@ impl Memories {
     /// All that has arrived is dealt with: what was not fetched of the peer's never will be.
     pub(super) fn settle_arrivals(&self) {
         if let Some(peer) = &self.peer {
-            lock(peer).fetches.settle();
+            peer.lock().fetches.settle();
         }
     }
 
     fn fetched(&self, cookies: impl IntoIterator<Item = u64>) {
         let mut cookies = cookies.into_iter().peekable();
         if let (Some(peer), Some(_)) = (&self.peer, cookies.peek()) {
-            let fetches = &mut lock(peer).fetches;
+            let fetches = &mut peer.lock().fetches;
             cookies.for_each(|cookie| fetches.fetched(cookie));
         }
     }
 
     #[cfg(test)]
-    pub(super) fn peer(&self) -> Option<Arc<Mutex<Peer>>> {
+    pub(super) fn peer(&self) -> Option<Arc<PeerLock>> {
         self.peer.clone()
     }
 
@@ -324,7 +324,7 @@ impl Memories {
     pub(super) fn lend(&mut self, region: RegionId, number: u64) {
         self.given.insert(region, (number, 0));
         if let Some(peer) = &self.peer {
-            lock(peer).lend(number);
+            peer.lock().lend(number);
         }
     }
 
@@ -332,7 +332,7 @@ impl Memories {
     #[cfg(test)]
     pub(super) fn borrow(&mut self, number: u64, buffer: crate::gpu::Buffer) {
         if let Some(peer) = &self.peer {
-            lock(peer).insert(number, buffer);
+            peer.lock().insert(number, buffer);
         }
     }
 
@@ -361,7 +361,7 @@ impl Memories {
         }
         let memories = op.segments.iter().map(|segment| memory(segment.region).cloned()).collect();
         let stage = match (&self.peer, op.kind) {
-            (Some(peer), MemKind::Read) => lock(peer).stage().cloned(),
+            (Some(peer), MemKind::Read) => peer.lock().stage().cloned(),
             _ => None,
         };
         let job = Job { op, memories, sources, stage };
@@ -385,7 +385,7 @@ impl Memories {
         if op.kind != MemKind::Read || self.peer.is_none() || op.len() < REFERENCE_MIN {
             return None;
         }
-        let mut peer = self.peer.as_ref().map(lock_arc)?;
+        let mut peer = self.peer.as_ref().map(|peer| peer.lock())?;
         let given =
             |region| self.given.get(&region).filter(|(number, _)| peer.can_read(*number)).copied();
         if !op.segments.iter().all(|segment| given(segment.region).is_some()) {
@@ -405,11 +405,16 @@ impl Memories {
     fn sources(&self, op: &MemOp) -> Result<Vec<Piece>, MemFault> {
         match (&self.peer, op.kind) {
             (Some(peer), MemKind::Pull) => {
-                lock(peer).resolve(op.buffer.get(op.at..).ok_or(MemFault)?)
+                peer.lock().resolve(op.buffer.get(op.at..).ok_or(MemFault)?)
             }
             (None, MemKind::Pull) => Err(MemFault),
             _ => Ok(Vec::new()),
         }
+    }
+
+    /// Whether the mover has nothing to do.
+    pub(super) fn is_idle(&self) -> bool {
+        self.with_mover.is_empty()
     }
 
     /// What the mover has finished since the last call.
@@ -427,7 +432,7 @@ impl Memories {
             }
             self.fetched(std::mem::take(&mut answer.fetched));
             if let (Some((slot, offset, len)), Some(peer)) = (answer.staged.take(), &self.peer) {
-                let mut peer = lock(peer);
+                let mut peer = peer.lock();
                 let named = peer.refer_slot(&mut answer.buffer, slot, offset, len);
                 self.many_lent |= peer.lent.wants_sweep();
                 answer.result = named.map(|()| u64::from(len));
@@ -453,10 +458,6 @@ pub(super) fn answered(op: MemOp, result: Result<u64, MemFault>) -> Answer {
     let MemOp { token, buffer, qpn, of_peer, .. } = op;
     let order = (qpn, of_peer);
     Answer { token, buffer, result, order, gone: Vec::new(), staged: None, fetched: Vec::new() }
-}
-
-fn lock_arc(peer: &Arc<Mutex<Peer>>) -> MutexGuard<'_, Peer> {
-    lock(peer)
 }
 
 /// Carries an operation out on memory that `find` names by the segment's index and region.

@@ -1,6 +1,6 @@
-//! RDMA verbs: the nine steps of every RDMA program, over a NIC in software.
+//! RDMA verbs: the nine steps of every RDMA program, over a NIC in software or one of the kernel's.
 //!
-//! 1. **Context**: [`Nic::soft`], then [`Nic::open`].
+//! 1. **Context**: [`Nic::soft`] or [`Nic::ibv`], then [`Nic::open`].
 //! 2. **Protection domain**: [`Context::alloc_pd`].
 //! 3. **Completion queue**: [`Context::create_cq`].
 //! 4. **Queue pair**: [`Pd::create_qp`].
@@ -11,10 +11,12 @@
 //! 9. **Work requests**: [`Qp::post_send`], [`Qp::post_recv`], [`Cq::poll`].
 //!
 //! [`Nic::soft`] speaks RoCEv2 on the wire: its peer may be another software NIC, Linux `rdma_rxe` or
-//! hardware. One software NIC is one local address.
+//! hardware. One software NIC is one local address. [`Nic::ibv`] opens a NIC that the kernel has a driver for,
+//! through libibverbs, which is loaded when it is asked for.
 
 mod alarm;
 mod exchange;
+mod ibv;
 mod lane;
 mod lent;
 mod link;
@@ -47,11 +49,13 @@ pub use beeline_core::roce::{Mtu, Psn, Qpn, RnrTimer, Strength};
 pub use beeline_sys::mem::HostMem;
 
 pub use exchange::{Connect, Endpoint, RemoteMemory};
-pub use link::{Faults, LinkKind};
+pub use ibv::{IbvNic, IbvOptions, NicInfo, PortInfo, PortResolved};
+pub use link::{Faults, LinkKind, NoSegmentation, Segmentation};
 pub use memory::{DeviceMemory, Memory};
-pub use objects::{AsyncEvent, Context, Cq, Mr, Pd, Qp, QpCaps, Resolved, Srq};
+pub use objects::{AsyncEvent, Context, Cq, Mr, MrResolved, Pd, Qp, QpCaps, Resolved, Srq};
 
 use self::link::{FaultLink, Link, LocalLink, PairLink, Pcap, UdpLink};
+use self::objects::NicRef;
 use self::soft::Soft;
 pub(crate) use self::soft::random;
 use crate::error::{Error, Result};
@@ -62,6 +66,8 @@ use crate::error::{Error, Result};
 pub enum Nic {
     /// In software: RoCEv2 from user space.
     Soft(SoftNic),
+    /// One of the kernel's, through libibverbs.
+    Ibv(IbvNic),
 }
 
 /// A running software NIC.
@@ -86,12 +92,23 @@ pub struct SoftOptions {
     pub faults: Option<Faults>,
     /// Where to write a trace of all packets.
     pub pcap: Option<PathBuf>,
+    /// Whether several packets go to the kernel as one piece; `None` where that is exact, see
+    /// [`Segmentation`]. `Some(true)` extends it to IPv4 peers off loopback.
+    pub segmentation: Option<bool>,
 }
 
 impl SoftOptions {
     /// The usual set-up for an address.
     pub const fn new(local: IpAddr) -> Self {
-        Self { local, link: None, mtu: None, window_packets: 128, faults: None, pcap: None }
+        Self {
+            local,
+            link: None,
+            mtu: None,
+            window_packets: 128,
+            faults: None,
+            pcap: None,
+            segmentation: None,
+        }
     }
 
     /// The link to use.
@@ -121,6 +138,13 @@ impl SoftOptions {
         self.pcap = Some(path.into());
         self
     }
+
+    /// Whether several packets go to the kernel as one piece.
+    #[must_use]
+    pub const fn segmentation(mut self, wanted: bool) -> Self {
+        self.segmentation = Some(wanted);
+        self
+    }
 }
 
 impl Nic {
@@ -138,12 +162,18 @@ impl Nic {
                 let error = Error::refused("a local NIC is joined through a Unix socket");
                 return Err(error.remedy("use Nic::local"));
             }
+            Some(LinkKind::Kernel) => {
+                let error = Error::refused("a NIC of the kernel's is none in software");
+                return Err(error.remedy("use Nic::ibv"));
+            }
             _ => {}
         }
         if options.mtu.is_some_and(|mtu| mtu > Mtu::MAX) {
             return Err(Error::refused(format!("no wire has an MTU above {}", Mtu::MAX)));
         }
-        let link = Link::Udp(UdpLink::open(options.local, options.link)?);
+        let traced = options.pcap.is_some();
+        let segmentation = Segmentation::of(options.local, options.segmentation, traced);
+        let link = Link::Udp(UdpLink::open(options.local, options.link, segmentation)?);
         let mtu = match options.mtu {
             Some(mtu) => mtu,
             None => soft::interface_mtu(options.local)?,
@@ -183,7 +213,8 @@ impl Nic {
     /// Opens the NIC: the first of the nine steps.
     pub fn open(&self) -> Context {
         match self {
-            Self::Soft(nic) => Context::new(Arc::clone(&nic.soft)),
+            Self::Soft(nic) => Context::new(NicRef::Soft(Arc::clone(&nic.soft))),
+            Self::Ibv(nic) => Context::new(NicRef::Ibv(Arc::clone(&nic.device))),
         }
     }
 }

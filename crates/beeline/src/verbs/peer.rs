@@ -24,9 +24,11 @@
 use std::collections::{HashMap, HashSet};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use beeline_core::rc::MemFault;
 use beeline_core::roce::Packet;
@@ -39,6 +41,7 @@ use rustix::net::{
 use super::lent::{Fetches, Lent, What};
 use super::stage::{STAGE_BYTES, Stage, StageMem, StageSlot};
 use crate::gpu::{Buffer, Gpu};
+use crate::lock;
 use crate::memory::GpuMemory;
 
 /// Regions given to the peer, and taken from it, at most. What is registered beyond goes through the
@@ -100,6 +103,55 @@ pub(super) struct Peer {
     stage_failed: bool,
     /// The peer is gone, or said something that is not understood.
     ended: bool,
+}
+
+/// The peer behind a lock, with a flag beside it: nobody takes the lock to find that there is nothing to tell.
+#[derive(Debug)]
+pub(super) struct PeerLock {
+    peer: Mutex<Peer>,
+    news: AtomicBool,
+}
+
+impl PeerLock {
+    pub(super) const fn new(peer: Peer) -> Self {
+        Self { peer: Mutex::new(peer), news: AtomicBool::new(false) }
+    }
+
+    pub(super) fn lock(&self) -> PeerGuard<'_> {
+        PeerGuard { peer: lock(&self.peer), news: &self.news }
+    }
+
+    /// Whether the peer is to be told something.
+    pub(super) fn has_news(&self) -> bool {
+        self.news.load(Ordering::Relaxed)
+    }
+}
+
+/// The locked peer. Whatever is done to it, the flag is right afterwards.
+pub(super) struct PeerGuard<'a> {
+    peer: MutexGuard<'a, Peer>,
+    news: &'a AtomicBool,
+}
+
+impl Deref for PeerGuard<'_> {
+    type Target = Peer;
+
+    fn deref(&self) -> &Peer {
+        &self.peer
+    }
+}
+
+impl DerefMut for PeerGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Peer {
+        &mut self.peer
+    }
+}
+
+impl Drop for PeerGuard<'_> {
+    fn drop(&mut self) {
+        let news = self.peer.is_urgent() || self.peer.fetches.to_tell().is_some();
+        self.news.store(news, Ordering::Relaxed);
+    }
 }
 
 /// Bytes of the peer's memory.
@@ -220,6 +272,11 @@ impl Peer {
         self.offers.push(number);
         self.lent_gpu.insert(number);
         Some((number, base))
+    }
+
+    /// Whether the peer is to be told something at once.
+    pub(super) fn is_urgent(&self) -> bool {
+        !(self.gone.is_empty() && self.offers.is_empty() && self.mapped.is_empty())
     }
 
     /// Makes staging memory and offers it to the peer, at the first call.

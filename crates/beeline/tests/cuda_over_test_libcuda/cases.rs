@@ -46,6 +46,7 @@ pub const ALL: &[(&str, fn())] = &[
     ("pools", pools),
     ("old_driver", old_driver),
     ("no_nor", no_nor),
+    ("no_stream_words", no_stream_words),
     ("two_devices", two_devices),
     ("kinds_do_not_mix", kinds_do_not_mix),
     ("threads", threads),
@@ -438,6 +439,23 @@ fn no_nor() {
     assert!(error.is_refused() && error.code() == "cuda-unsupported", "{error:?}");
     stream.wait_value(&buffer, 0, 5, Compare::AnyBit).unwrap();
     stream.synchronize(soon()).unwrap();
+}
+
+/// Stream operations on words that the driver refuses: a device error that names the call, with doctor's code
+/// where the machine's settings show the cause.
+fn no_stream_words() {
+    let gpu = cuda(0);
+    let stream = gpu.stream().unwrap();
+    let buffer = loaded(&gpu, &stream, &[5; 64]);
+    let error = stream.write_value(&buffer, 0, 1).unwrap_err();
+    let code = error.code();
+    assert!(
+        error.is_device() && ["cuda-unsupported", "stream-memops-off"].contains(&code),
+        "{code}"
+    );
+    assert!(format!("{error:#}").contains("cuStreamWriteValue32"), "{error:#}");
+    // Of other operations nothing is said.
+    stream.fill(&buffer, 0, 64, 1).unwrap();
 }
 
 fn two_devices() {

@@ -170,6 +170,7 @@ fn cases_on_one_driver_each() {
         ("pools", &[]),
         ("old_driver", &[("BEELINE_TEST_CUDA_VERSION", "11040")]),
         ("no_nor", &[("BEELINE_TEST_CUDA_LACKS", "nor")]),
+        ("no_stream_words", &[("BEELINE_TEST_CUDA_LACKS", "memops")]),
         ("two_devices", &[two]),
         ("kinds_do_not_mix", &[]),
         ("threads", &[]),

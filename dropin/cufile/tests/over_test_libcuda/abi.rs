@@ -66,6 +66,27 @@ fn layouts_and_numbers_are_those_of_the_interface() {
     assert!(bench.compile(&source, &[]).is_some());
 }
 
+/// The header's words for a code are the library's.
+#[test]
+fn a_code_has_the_same_words_in_the_header_and_in_the_log() {
+    let Some(bench) = Bench::built() else { return };
+    let text = "#include <cufile.h>\n#include <stdio.h>\nint main(void) {\n\
+                for (int i = 5000; i < 5050; i++) printf(\"%s\\n\", CUFILE_ERRSTR(i % 2 ? i : -i));\n\
+                return IS_CUFILE_ERR(-5001) && !IS_CUFILE_ERR(5000) ? 0 : 1; }\n";
+    let source = bench.folder().join("words.c");
+    std::fs::write(&source, text).unwrap();
+    let Some(program) = bench.compile(&source, &[]) else { return };
+    let output = bench.run(&program, &[], &[]);
+    assert!(output.status.success());
+    let words = String::from_utf8(output.stdout).unwrap();
+    let known = |&(_, word): &(i32, &str)| !word.ends_with("this library does not answer");
+    let header: Vec<_> = (5000..).zip(words.lines()).filter(known).collect();
+    let own = |code| (code, beeline::cufile::OpError(code).text());
+    let library: Vec<_> =
+        (5000..5050).map(own).filter(|(_, word)| *word != "unknown cuFile error").collect();
+    assert_eq!(header, library);
+}
+
 #[test]
 fn exports_are_the_committed_ones_and_the_header_declares_each() {
     let Some(bench) = Bench::built() else { return };

@@ -40,6 +40,13 @@ fn also_without_stream_memory_operations_or_streams_to_wait_in() {
     }
 }
 
+/// A stream that waits must not hold up the copy that it waits for: with few queues it does not wait at all.
+#[test]
+fn few_hardware_queues_make_stream_ordered_requests_wait_in_the_call() {
+    let env = [("CUDA_DEVICE_MAX_CONNECTIONS", "1"), ("BEELINE_STALL_SECONDS", "8")];
+    conforms(&[], "connections", &env);
+}
+
 /// 10,000 entries at once finish with 64 MiB of staging memory, and with two lanes alone.
 #[test]
 fn ten_thousand_entries_finish_with_a_small_pool() {

@@ -33,7 +33,7 @@ impl Listener {
             return Ok((Self::Unix { listener, path: path.clone() }, None));
         }
         let addr = flags.bind.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-        let nic = Nic::soft(options(addr, &flags.nic))?;
+        let nic = flags.nic.nic.open(addr, options(addr, &flags.nic))?;
         let listener = TcpListener::bind((addr, flags.nic.port)).map_err(|error| {
             let text = format!("cannot listen on {addr} port {}: {error}", flags.nic.port);
             Failure::failed("io-failed", text)

@@ -101,11 +101,9 @@ pub(super) fn read(
     };
     let range = ByteRange { start: at, len };
     let share = Share::new((handle, lanes), way, target.device_ptr(), range, piece);
-    if together {
-        return share.run_together(means, most);
-    }
+    let read = if together { share.run_together(means, most) } else { share.run(means, most) };
     // Reads are never refused.
-    share.run(means, most).map(Option::unwrap_or_default)
+    read.map(Option::unwrap_or_default)
 }
 
 /// Writes `len` bytes to `at`; answers how many were written, less than `len` only where the file took

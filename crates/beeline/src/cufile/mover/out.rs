@@ -75,7 +75,12 @@ fn write_mapped(
     }
     let piece = if range.len <= MEDIUM_MAX { MAPPED_SHARED } else { MAPPED_PIECE };
     let share = Share::new((handle, lanes), Way::Write, from, range, piece);
-    Ok(share.run(means, helpers)?.is_some())
+    let whole = if range.len <= MEDIUM_MAX {
+        share.run_together(means, helpers)
+    } else {
+        share.run(means, helpers)
+    };
+    Ok(whole?.is_some())
 }
 
 /// One copy, one fill.

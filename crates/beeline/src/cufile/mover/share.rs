@@ -74,14 +74,21 @@ impl Share {
         }
     }
 
-    /// Threads read side by side into the caller's lane, and one copy carries it all.
-    pub(super) fn run_together(mut self, means: Means<'_>, most: usize) -> Outcome<u64> {
+    /// The whole request lies in the caller's lane, which threads fill or empty side by side, and one copy
+    /// carries it all. Answers as [`Self::run`].
+    pub(super) fn run_together(mut self, means: Means<'_>, most: usize) -> Outcome<Option<u64>> {
         let lanes = Arc::clone(&self.lanes);
         let mut held = lanes.acquire()?;
         self.common = Some(Arc::clone(held.lane()?.host()));
+        let writes = matches!(self.way, Way::Write);
+        let copy = Copy { into: !writes, device: self.to, at: 0, len: self.len };
+        if writes && let Err(failure) = held.copy(copy) {
+            held.settle(Some(&failure));
+            return Err(failure);
+        }
         let share = Arc::new(self);
         means.crew.enlist(&share, most, false);
-        if let Err(failure) = share.read_together() {
+        if let Err(failure) = share.work_together() {
             share.fail(failure);
         }
         share.join();
@@ -89,22 +96,29 @@ impl Share {
             return Err(failure);
         }
         let n = share.end.load(Ordering::SeqCst);
+        if writes {
+            return Ok((!share.refused.load(Ordering::SeqCst)).then_some(n));
+        }
         Routes::count(&share.handle.routes.cached, n);
         if n > 0
-            && let Err(failure) = held.copy(Copy { into: true, device: share.to, at: 0, len: n })
+            && let Err(failure) = held.copy(Copy { len: n, ..copy })
         {
             held.settle(Some(&failure));
             return Err(failure);
         }
-        Ok(n)
+        Ok(Some(n))
     }
 
-    /// Takes pieces and reads them to their places in the common memory.
-    fn read_together(&self) -> Outcome<()> {
+    /// Takes pieces and reads them to their places in the common memory, or writes them from there.
+    fn work_together(&self) -> Outcome<()> {
         let Some(host) = &self.common else { return Ok(()) };
         while let Some(piece) = self.claim() {
             let start = piece * self.piece;
             let len = self.piece.min(self.len - start);
+            if matches!(self.way, Way::Write) {
+                self.write_piece(host, (start, start), len);
+                continue;
+            }
             let n = read_cached(&self.handle, host, start, self.at + start, len)?;
             if n < len {
                 self.end.fetch_min(start + n, Ordering::SeqCst);
@@ -141,7 +155,7 @@ impl Share {
         // Looked at after `busy`: the caller leaves only when nobody is busy and no piece is left.
         if self.next.load(Ordering::SeqCst) < self.pieces && !self.stop.load(Ordering::SeqCst) {
             let worked = match self.lane_to_help() {
-                _ if self.common.is_some() => self.read_together(),
+                _ if self.common.is_some() => self.work_together(),
                 Ok(Some(held)) => self.work(held, force),
                 Ok(None) => Ok(()),
                 Err(_) => Ok(()), // The caller has a lane, or says why it has none.
@@ -260,14 +274,17 @@ impl Share {
             }
             let Some((start, from, mark)) = flying.pop_front() else { return Ok(()) };
             held.wait(mark)?;
-            let len = self.piece.min(self.len - start);
-            let is_last = start + len == self.len;
-            let range = ByteRange { start: self.at + start, len };
-            if let Err(error) = fill(&self.handle, held.lane()?.host(), from, range, is_last) {
-                tracing::debug!(%error, "a mapping was not written; the file is, the ordinary way");
-                self.refused.store(true, Ordering::SeqCst);
-                self.stop.store(true, Ordering::SeqCst);
-            }
+            self.write_piece(held.lane()?.host(), (from, start), self.piece.min(self.len - start));
+        }
+    }
+
+    /// Writes a piece that lies at `from` in `memory`, and starts at `start` of the request.
+    fn write_piece(&self, memory: &HostMem, (from, start): (u64, u64), len: u64) {
+        let range = ByteRange { start: self.at + start, len };
+        if let Err(error) = fill(&self.handle, memory, from, range, start + len == self.len) {
+            tracing::debug!(%error, "a mapping was not written; the file is, the ordinary way");
+            self.refused.store(true, Ordering::SeqCst);
+            self.stop.store(true, Ordering::SeqCst);
         }
     }
 

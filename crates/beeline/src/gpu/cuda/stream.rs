@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use beeline_core::checks::Happened;
 use beeline_sys::cuda::{
-    Arg, DeviceMem, Error as CudaError, Event as Handle, ForeignStream, Param,
+    Arg, CuResult, DeviceMem, Error as CudaError, Event as Handle, ForeignStream, Param,
     Stream as StreamHandle, WaitFlags, Word,
 };
 
@@ -12,6 +13,7 @@ use super::{Device, Memory};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::sim;
 use crate::gpu::stream::{Command, Compare, KernelArg, Operand};
+use crate::probe::explained_here;
 
 /// The largest piece that goes through other memory where the ranges of a copy overlap.
 const OVERLAP_BYTES_MAX: u64 = 64 << 20;
@@ -64,7 +66,13 @@ impl Stream {
             }
             Command::Launch { name, args } => ("launch a kernel", self.launch(name, args)?),
         };
-        outcome.map_err(|error| self.device.failed(what, error))
+        outcome.map_err(|error| {
+            let words = matches!(command, Command::WriteValue { .. } | Command::WaitValue { .. });
+            let refused = words
+                && matches!(&error, CudaError::Call(call) if call.result == CuResult::NOT_SUPPORTED);
+            let failed = self.device.failed(what, error);
+            if refused { explained_here(failed, &Happened::StreamOpsRefused) } else { failed }
+        })
     }
 
     fn copy(&self, dst: Operand<'_>, src: Operand<'_>, len: u64) -> Result<Result<(), CudaError>> {

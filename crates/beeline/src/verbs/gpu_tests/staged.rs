@@ -1,11 +1,10 @@
 //! GPU memory that is not passed on: through staging memory that both sides reach, and what is waited for.
 
 use super::*;
-use crate::lock;
-use crate::verbs::peer::Peer;
+use crate::verbs::peer::PeerLock;
 
-fn peer_of(nic: &Nic) -> Arc<std::sync::Mutex<Peer>> {
-    let Nic::Soft(nic) = nic;
+fn peer_of(nic: &Nic) -> Arc<PeerLock> {
+    let Nic::Soft(nic) = nic else { panic!("not a NIC in software") };
     nic.soft.shared.with(|core| core.memories.peer().unwrap())
 }
 
@@ -15,7 +14,7 @@ fn staged(nic: &Nic) -> Arc<stage::Stage> {
     loop {
         // The turn brings what the peer says.
         nic.open().counters();
-        if let Some(stage) = lock(&peer).stage() {
+        if let Some(stage) = peer.lock().stage() {
             return Arc::clone(stage);
         }
         assert!(Instant::now() < end, "the peer does not map it");
@@ -36,7 +35,7 @@ fn both_directions_at_once_pass_through_staging_memory_and_its_slots_come_back()
         Side::new(&nic_b, Profile::Plain, false),
     );
     let (stage_a, stage_b) = (staged(&nic_a), staged(&nic_b));
-    let named = |nic: &Nic| lock(&peer_of(nic)).lent.ever();
+    let named = |nic: &Nic| peer_of(nic).lock().lent.ever();
     let before = [named(&nic_a), named(&nic_b)];
     let (one, other) = (pattern(8 << 20, 1), pattern(8 << 20, 2));
     std::thread::scope(|scope| {
@@ -219,13 +218,13 @@ fn what_the_peer_does_not_want_is_released_too() {
     while let Some(slot) = stage.take(2 << 20) {
         kept.push(slot);
     }
-    let before = lock(&peer_of(&nic_a)).lent.ever();
+    let before = peer_of(&nic_a).lock().lent.ever();
     let data = pattern(8 << 20, 3);
     a.put(0, &data);
     (0..4).for_each(|id| write(&a, &b, id, 2 << 20));
     (0..4).for_each(|_| assert_eq!(a.done().status, Status::Success));
     assert!(b.get(0, 8 << 20) == data);
-    assert!(lock(&peer_of(&nic_a)).lent.ever() > before, "no slot was found");
+    assert!(peer_of(&nic_a).lock().lent.ever() > before, "no slot was found");
     drop(kept);
     let end = Instant::now() + WAIT;
     while !stage.is_idle() {

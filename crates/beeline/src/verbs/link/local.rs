@@ -8,25 +8,24 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use beeline_core::rc::Transmit;
 use beeline_core::roce::{Identification, Path, UDP_PORT};
 
-use super::super::peer::{Message, Peer, cookies_in, receive, send};
+use super::super::peer::{Message, Peer, PeerLock, cookies_in, receive, send};
 use super::super::soft::{eventfd, random};
 use super::ring::{Reader, Tag, Writer};
 use super::{Arrival, BATCH};
 use crate::error::{Error, Kind, Result};
-use crate::lock;
 
 /// How long the other process may take to answer.
 const GREETING: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(in super::super) struct LocalLink {
-    peer: Arc<Mutex<Peer>>,
+    peer: Arc<PeerLock>,
     writer: Writer,
     reader: Reader,
     /// Wakes the peer; wakes this side.
@@ -34,6 +33,8 @@ pub(in super::super) struct LocalLink {
     ours: OwnedFd,
     /// From the peer to here.
     path: Path,
+    /// Packets have arrived that name something.
+    unsettled: bool,
 }
 
 impl LocalLink {
@@ -65,8 +66,8 @@ impl LocalLink {
             src_port: UDP_PORT,
             identification: Identification::Absent,
         };
-        let peer = Arc::new(Mutex::new(Peer::new(socket)));
-        Ok(Self { peer, writer, reader, theirs, ours, path })
+        let peer = Arc::new(PeerLock::new(Peer::new(socket)));
+        Ok(Self { peer, writer, reader, theirs, ours, path, unsettled: false })
     }
 
     /// The address of this side: of meaning to the two processes only.
@@ -74,13 +75,12 @@ impl LocalLink {
         self.path.dst
     }
 
-    pub(in super::super) fn peer(&self) -> Arc<Mutex<Peer>> {
+    pub(in super::super) fn peer(&self) -> Arc<PeerLock> {
         Arc::clone(&self.peer)
     }
 
     pub(super) fn send(&mut self, queue: &mut VecDeque<Transmit>, sent: &mut Vec<Vec<u8>>) -> bool {
         let mut open = true;
-        let mut peer = lock(&self.peer);
         for _ in 0..BATCH {
             let Some(transmit) = queue.pop_front() else { break };
             if !self.writer.push(Tag::Packet, &transmit.datagram) {
@@ -88,13 +88,13 @@ impl LocalLink {
                 open = false;
                 break;
             }
-            cookies_in(&transmit.datagram).for_each(|cookie| peer.lent.sent(cookie));
+            self.named(&transmit.datagram);
             sent.push(transmit.datagram);
         }
         // Behind every packet that may name what is gone.
-        let told = tell(&mut self.writer, &mut peer, queue.is_empty());
-        drop(peer);
-        open &= told;
+        if self.peer.has_news() {
+            open &= tell(&mut self.writer, &mut self.peer.lock(), queue.is_empty());
+        }
         if self.writer.publish() {
             // Fails only when it is about to be woken anyway.
             let _ = rustix::io::write(&self.theirs, &1u64.to_ne_bytes());
@@ -104,7 +104,7 @@ impl LocalLink {
 
     /// Whether something is to be told to the peer that is in no hurry.
     pub(super) fn has_word(&self) -> bool {
-        lock(&self.peer).fetches.to_tell().is_some()
+        self.peer.has_news()
     }
 
     pub(super) fn receive(&mut self, spare: &mut Vec<Vec<u8>>, arrivals: &mut Vec<Arrival>) {
@@ -135,18 +135,38 @@ impl LocalLink {
         self.reader.release();
     }
 
-    /// Notes what a packet names; most name nothing.
-    fn arrive(&self, datagram: &[u8]) {
+    /// Notes that the peer finds what a packet names; most name nothing.
+    fn named(&self, datagram: &[u8]) {
         let mut cookies = cookies_in(datagram).peekable();
         if cookies.peek().is_some() {
-            let fetches = &mut lock(&self.peer).fetches;
+            let lent = &mut self.peer.lock().lent;
+            cookies.for_each(|cookie| lent.sent(cookie));
+        }
+    }
+
+    /// Notes what a packet names that has arrived.
+    fn arrive(&mut self, datagram: &[u8]) {
+        let mut cookies = cookies_in(datagram).peekable();
+        if cookies.peek().is_some() {
+            self.unsettled = true;
+            let fetches = &mut self.peer.lock().fetches;
             cookies.for_each(|cookie| fetches.arrive(cookie));
         }
     }
 
+    /// Whether packets have arrived that name something, since the last call.
+    pub(super) fn take_unsettled(&mut self) -> bool {
+        std::mem::take(&mut self.unsettled)
+    }
+
+    /// Whether nothing has arrived.
+    pub(super) fn is_quiet(&self) -> bool {
+        !self.reader.has_message()
+    }
+
     /// What the peer says about memory.
     fn hear(&self, tag: Tag, words: &[u64]) {
-        let mut peer = lock(&self.peer);
+        let mut peer = self.peer.lock();
         match (tag, words) {
             (Tag::Gone, [number]) => peer.forget(*number),
             (Tag::Offer, [_]) => peer.read_messages(),
@@ -169,9 +189,8 @@ impl LocalLink {
     }
 
     pub(super) fn due(&self) -> Option<Instant> {
-        let peer = lock(&self.peer);
-        let told = peer.gone.is_empty() && peer.offers.is_empty() && peer.mapped.is_empty();
-        (!told).then(Instant::now)
+        // With a look at the flag, as this is asked after every turn.
+        (self.peer.has_news() && self.peer.lock().is_urgent()).then(Instant::now)
     }
 }
 
@@ -227,17 +246,17 @@ mod tests {
         const PACKETS: usize = 100;
         let (mut near, mut far) = joined();
         let mem = HostMem::shareable(4096).unwrap();
-        let number = lock(&near.peer).give(&mem).unwrap();
+        let number = near.peer.lock().give(&mem).unwrap();
         let path = Path { src: near.path.dst, dst: near.path.src, ..near.path };
         let packet = |n: usize| Transmit { path, datagram: vec![n as u8; 100_000] };
         let mut queue: VecDeque<Transmit> = (0..PACKETS).map(packet).collect();
-        lock(&near.peer).take_back(number);
+        near.peer.lock().take_back(number);
         let (mut sent, mut spare, mut arrivals) = (Vec::new(), Vec::new(), Vec::new());
         // More than the ring holds: some are left, and the region is not gone yet.
         while near.send(&mut queue, &mut sent) {}
-        assert!(!queue.is_empty() && !lock(&near.peer).gone.is_empty());
+        assert!(!queue.is_empty() && !near.peer.lock().gone.is_empty());
         while arrivals.len() < PACKETS {
-            let known = lock(&far.peer).knows(number);
+            let known = far.peer.lock().knows(number);
             assert!(known, "gone after {} packets", arrivals.len());
             near.send(&mut queue, &mut sent);
             // One batch at a time, as they come.
@@ -245,8 +264,8 @@ mod tests {
         }
         near.send(&mut queue, &mut sent);
         far.receive(&mut spare, &mut arrivals);
-        assert!(!lock(&far.peer).knows(number));
-        assert!(lock(&near.peer).gone.is_empty() && near.due().is_none());
+        assert!(!far.peer.lock().knows(number));
+        assert!(near.peer.lock().gone.is_empty() && near.due().is_none());
         assert!(arrivals.iter().enumerate().all(|(n, arrival)| arrival.datagram[0] == n as u8));
     }
 }

@@ -5,12 +5,13 @@ mod local;
 mod pair;
 mod pcap;
 mod ring;
+mod segments;
 mod udp;
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 
 use beeline_core::rc::Transmit;
@@ -21,9 +22,10 @@ pub use fault::Faults;
 pub(super) use local::LocalLink;
 pub(super) use pair::PairLink;
 pub(super) use pcap::Pcap;
+pub use segments::{NoSegmentation, Segmentation};
 pub(super) use udp::UdpLink;
 
-use super::peer::Peer;
+use super::peer::PeerLock;
 
 /// Datagrams that are moved before anything else gets a turn.
 pub(super) const BATCH: usize = beeline_sys::net::BATCH_MAX;
@@ -43,6 +45,8 @@ pub enum LinkKind {
     /// Two processes of one host, joined by memory they share; the payload of shareable memory moves
     /// straight from the one's to the other's.
     Local,
+    /// None of ours: a NIC of the kernel's sends and receives.
+    Kernel,
 }
 
 /// A link and what stands around it.
@@ -71,8 +75,17 @@ impl Link {
         }
     }
 
+    /// To whom several packets go as one piece.
+    pub(super) fn segmentation(&self) -> Segmentation {
+        match self {
+            Self::Udp(link) => link.segmentation(),
+            Self::Pair(_) | Self::Local(_) => Segmentation::Off(NoSegmentation::NoSocket),
+            Self::Fault(link) => link.inner.segmentation(),
+        }
+    }
+
     /// The process at the other end, where memory is shared with one.
-    pub(super) fn peer(&self) -> Option<Arc<Mutex<Peer>>> {
+    pub(super) fn peer(&self) -> Option<Arc<PeerLock>> {
         match self {
             Self::Local(link) => Some(link.peer()),
             Self::Fault(link) => link.inner.peer(),
@@ -99,7 +112,8 @@ impl Link {
         }
     }
 
-    /// Takes what has arrived, at most [`BATCH`] datagrams, into buffers from `spare`.
+    /// Takes what has arrived, at most [`BATCH`] datagrams or some merged ones, into buffers from `spare`
+    /// and new ones.
     pub(super) fn receive(&mut self, spare: &mut Vec<Vec<u8>>, arrivals: &mut Vec<Arrival>) {
         match self {
             Self::Udp(link) => link.receive(spare, arrivals),
@@ -136,6 +150,20 @@ impl Link {
             Self::Fault(link) => link.inner.has_word(),
             Self::Udp(_) | Self::Pair(_) => false,
         }
+    }
+
+    /// Whether packets have arrived, since the last call, that name memory of the peer.
+    pub(super) fn take_unsettled(&mut self) -> bool {
+        match self {
+            Self::Local(link) => link.take_unsettled(),
+            Self::Fault(link) => link.inner.take_unsettled(),
+            Self::Udp(_) | Self::Pair(_) => false,
+        }
+    }
+
+    /// Whether it is known, without asking anybody, that nothing has arrived.
+    pub(super) fn is_quiet(&self) -> bool {
+        matches!(self, Self::Local(link) if link.is_quiet())
     }
 
     /// Tells the link that a thread is about to wait for [`fd`](Self::fd), or has waited. Answers

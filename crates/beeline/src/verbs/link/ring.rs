@@ -1,9 +1,14 @@
 //! A ring of messages in memory that two processes share: one writes, the other reads.
 //!
-//! Layout of the memory file, in bytes: 0 the writer's position, 128 the reader's position, 256 whether
-//! the reader sleeps, 4096 the messages. Positions count bytes and never go back. A message is a word
-//! with its length and kind, its bytes, and padding to 8 bytes; it never goes over the end of the ring,
-//! where a skip fills the rest.
+//! Layout of the memory file, in bytes: 0 the reader's position, 128 whether the reader sleeps, 4096 the
+//! messages. Positions count bytes and never go back. A message is a word with its length and kind, its bytes,
+//! and padding to 8 bytes; it never goes over the end of the ring, where a skip fills the rest. Behind the last
+//! message stands a word of zero.
+//!
+//! The writer's position stands nowhere: the word of the first of the new messages, which was zero and is
+//! written last, shows all of them. So what the reader polls is the cache line that the message begins in, and
+//! a message costs the lines it fills. The reader writes a line of its own, which the writer reads when it
+//! takes the ring for full, and another one when it goes to sleep.
 //!
 //! Neither side trusts the other: own positions are kept here, the other's are checked, and a message is
 //! copied out before anything looks at it.
@@ -18,9 +23,8 @@ use beeline_sys::mem::{HostMem, memfd};
 /// Bytes for messages. Bounds what is on its way in one direction.
 const CAPACITY: u64 = 4 << 20;
 
-const HEAD: u64 = 0;
-const TAIL: u64 = 128;
-const SLEEPING: u64 = 256;
+const TAIL: u64 = 0;
+const SLEEPING: u64 = 128;
 const MESSAGES: u64 = 4096;
 
 /// Length of the whole file.
@@ -46,11 +50,21 @@ pub(super) enum Tag {
 
 const SKIP: u64 = 2;
 
+/// Set in the word of every message, so that none is zero.
+const MESSAGE: u64 = 1 << 63;
+
+/// Cache lines that are asked for when the first one of a message is there.
+const LINES_AHEAD: u64 = 2;
+const LINE_BYTES: u64 = 64;
+
+/// The word behind the last message.
+const END_BYTES: u64 = 8;
+
 /// Memory that a ring lies in: words that are read with acquire and written with release ordering, and
 /// bytes. It is a trait so that the ends below run in a model that tries every order of their steps.
 /// Nothing out of bounds is accessed; a word there reads as 0.
 pub(super) trait RingMem {
-    /// Bytes for messages: a multiple of 8, and a message fits.
+    /// Bytes for messages: a multiple of 8, and a skip, a message and the word behind it fit.
     const CAPACITY: u64;
 
     fn load(&self, offset: u64) -> u64;
@@ -59,6 +73,8 @@ pub(super) trait RingMem {
     fn write(&self, offset: u64, bytes: &[u8]) -> bool;
     /// `false` where nothing was appended.
     fn append_to(&self, offset: u64, len: usize, into: &mut Vec<u8>) -> bool;
+    /// A hint that a cache line is about to be read.
+    fn prefetch(&self, _offset: u64) {}
     /// Sequentially consistent.
     fn fence();
 }
@@ -82,6 +98,10 @@ impl RingMem for HostMem {
         Self::append_to(self, offset, len, into).is_ok()
     }
 
+    fn prefetch(&self, offset: u64) {
+        Self::prefetch(self, offset);
+    }
+
     fn fence() {
         fence(Ordering::SeqCst);
     }
@@ -93,6 +113,8 @@ pub(super) struct Writer<M = HostMem> {
     mem: M,
     head: u64,
     tail: u64,
+    /// Where the first message begins that the reader does not see yet, and its word.
+    hidden: Option<(u64, u64)>,
 }
 
 /// The end that reads.
@@ -115,7 +137,7 @@ impl Writer {
 
 impl<M: RingMem> Writer<M> {
     const fn over(mem: M) -> Self {
-        Self { mem, head: 0, tail: 0 }
+        Self { mem, head: 0, tail: 0, hidden: None }
     }
 
     /// Writes a message. `false` when there is no room for it now; one too long is dropped.
@@ -126,20 +148,43 @@ impl<M: RingMem> Writer<M> {
         let need = 8 + (message.len() as u64).next_multiple_of(8);
         let to_end = M::CAPACITY - self.head % M::CAPACITY;
         let skip = if need > to_end { to_end } else { 0 };
-        if !self.has_room(skip + need) {
+        if !self.has_room(skip + need + END_BYTES) {
             return false;
         }
-        if self.write(skip, tag, message) {
-            self.head += skip + need;
+        let start = self.head + skip;
+        // Nothing of it is seen before the words are there.
+        if self.mem.write(place::<M>(start) + 8, message) {
+            self.mem.store(place::<M>(start + need), 0);
+            self.put(start, ((tag as u64) << 32) | message.len() as u64);
+            if skip > 0 {
+                self.put(self.head, SKIP << 32);
+            }
+            self.head = start + need;
         }
         true
     }
 
+    /// Writes the word of a message, or keeps it back: the first one shows all that follow.
+    fn put(&mut self, position: u64, word: u64) {
+        let word = word | MESSAGE;
+        match self.hidden {
+            // A skip comes in front of the message that it makes room for.
+            Some((first, shown)) if position < first => {
+                self.mem.store(place::<M>(first), shown);
+                self.hidden = Some((position, word));
+            }
+            Some(_) => self.mem.store(place::<M>(position), word),
+            None => self.hidden = Some((position, word)),
+        }
+    }
+
     /// Shows the reader what was written. `true` when it sleeps and has to be woken.
-    pub(super) fn publish(&self) -> bool {
-        self.mem.store(HEAD, self.head);
-        // Either this side sees that the reader sleeps, or the reader sees the new position before it
-        // does: both put a fence between their store and their load.
+    pub(super) fn publish(&mut self) -> bool {
+        if let Some((position, word)) = self.hidden.take() {
+            self.mem.store(place::<M>(position), word);
+        }
+        // Either this side sees that the reader sleeps, or the reader sees the message before it does:
+        // both put a fence between their store and their load.
         M::fence(); // Pairs with that of `set_sleeping`.
         self.mem.load(SLEEPING) != 0
     }
@@ -157,16 +202,11 @@ impl<M: RingMem> Writer<M> {
         self.tail = tail;
         true
     }
+}
 
-    fn write(&self, skip: u64, tag: Tag, message: &[u8]) -> bool {
-        let at = |position: u64| MESSAGES + position % M::CAPACITY;
-        if skip > 0 {
-            self.mem.store(at(self.head), SKIP << 32);
-        }
-        let start = at(self.head + skip);
-        self.mem.store(start, ((tag as u64) << 32) | message.len() as u64);
-        self.mem.write(start + 8, message)
-    }
+/// Where a position lies in the memory.
+fn place<M: RingMem>(position: u64) -> u64 {
+    MESSAGES + position % M::CAPACITY
 }
 
 impl Reader {
@@ -184,17 +224,21 @@ impl<M: RingMem> Reader<M> {
 
     /// Whether a message is there.
     pub(super) fn has_message(&self) -> bool {
-        !self.broken && self.mem.load(HEAD) != self.tail
+        !self.broken && self.mem.load(place::<M>(self.tail)) != 0
     }
 
     /// Takes the next message, into `into`, which is empty.
     pub(super) fn pop(&mut self, into: &mut Vec<u8>) -> Option<Tag> {
-        while self.has_message() {
+        // The second time behind a skip, which is never followed by another.
+        for _ in 0..2 {
+            if self.broken {
+                return None;
+            }
             match self.take(into) {
-                Some(Some(tag)) => return Some(tag),
-                // A skip: the next message lies at the start.
-                Some(None) => {}
-                None => self.broken = true,
+                Taken::Message(tag) => return Some(tag),
+                Taken::Skip => {}
+                Taken::Nothing => return None,
+                Taken::Nonsense => self.broken = true,
             }
         }
         None
@@ -212,36 +256,52 @@ impl<M: RingMem> Reader<M> {
         self.has_message()
     }
 
-    /// `None` when the ring is broken, `Some(None)` for a skip.
-    fn take(&mut self, into: &mut Vec<u8>) -> Option<Option<Tag>> {
-        let head = self.mem.load(HEAD);
-        let there = head.checked_sub(self.tail).filter(|there| *there <= M::CAPACITY)?;
+    fn take(&mut self, into: &mut Vec<u8>) -> Taken {
         let at = self.tail % M::CAPACITY;
         let word = self.mem.load(MESSAGES + at);
-        let tag = match word >> 32 {
+        if word == 0 {
+            return Taken::Nothing;
+        }
+        // The lines that follow come while the first one is looked at: most messages are short, and more than
+        // one at a time.
+        for ahead in 1..=LINES_AHEAD {
+            self.mem.prefetch(MESSAGES + at + ahead * LINE_BYTES);
+        }
+        let tag = match (word & !MESSAGE) >> 32 {
+            _ if word & MESSAGE == 0 => return Taken::Nonsense,
             0 => Tag::Packet,
             1 => Tag::Gone,
             3 => Tag::Offer,
             4 => Tag::Mapped,
             5 => Tag::Released,
-            SKIP => {
-                let rest = M::CAPACITY - at;
-                self.tail = self.tail.checked_add(rest.min(there))?;
-                return (rest <= there).then_some(None);
+            SKIP if at > 0 => {
+                self.tail += M::CAPACITY - at;
+                return Taken::Skip;
             }
-            _ => return None,
+            _ => return Taken::Nonsense,
         };
-        let len = usize::try_from(word & 0xffff_ffff).ok().filter(|len| *len <= MESSAGE_MAX)?;
-        let bytes = 8 + (len as u64).next_multiple_of(8);
-        if bytes > there || at + bytes > M::CAPACITY {
-            return None;
+        let len = usize::try_from(word & 0xffff_ffff).unwrap_or(usize::MAX);
+        if len > MESSAGE_MAX {
+            return Taken::Nonsense;
         }
-        if !self.mem.append_to(MESSAGES + at + 8, len, into) {
-            return None;
+        let bytes = 8 + (len as u64).next_multiple_of(8);
+        if at + bytes > M::CAPACITY || !self.mem.append_to(MESSAGES + at + 8, len, into) {
+            return Taken::Nonsense;
         }
         self.tail += bytes;
-        Some(Some(tag))
+        Taken::Message(tag)
     }
+}
+
+/// What stands at the reader's position.
+enum Taken {
+    Message(Tag),
+    /// The next message lies at the start.
+    Skip,
+    /// No message yet.
+    Nothing,
+    /// What no writer of this version writes.
+    Nonsense,
 }
 
 #[cfg(test)]

@@ -4,21 +4,28 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use beeline_core::mr::PdId;
 use beeline_core::rc::{Counters, Event};
 use beeline_core::reason::Code;
 use beeline_core::roce::{Mtu, Qpn, Strength};
 
-use super::super::link::LinkKind;
+use super::super::ibv;
+use super::super::link::{LinkKind, NoSegmentation, Segmentation};
 use super::super::soft::Soft;
 use super::cq::Cq;
-use super::create_error;
+use super::soft::SoftPd;
 use crate::error::Result;
 
 /// An open NIC. Cheap to clone; the NIC runs until everything made on it is dropped.
 #[derive(Clone, Debug)]
 pub struct Context {
-    pub(super) soft: Arc<Soft>,
+    pub(super) nic: NicRef,
+}
+
+/// Whose objects are made.
+#[derive(Clone, Debug)]
+pub(in super::super) enum NicRef {
+    Soft(Arc<Soft>),
+    Ibv(Arc<ibv::Device>),
 }
 
 /// How a NIC reaches its peers, and what that costs.
@@ -31,6 +38,11 @@ pub struct Resolved {
     pub check: Strength,
     /// Why: [`Code::IcrcHalf`] where a UDP socket hides a part of what is checked.
     pub why: Code,
+    /// To whom several packets go to the kernel as one piece, or why not. Turns off by itself where the
+    /// kernel refuses one.
+    pub segmentation: Segmentation,
+    /// Of a NIC of the kernel's: which port and GID, and why not another.
+    pub port: Option<ibv::PortResolved>,
 }
 
 /// Something that happens unasked.
@@ -49,110 +61,150 @@ pub enum AsyncEvent {
     LastWqeReached(Qpn),
     /// A shared receive queue fell below its limit.
     SrqLimit,
+    /// A shared receive queue failed (NICs of the kernel's).
+    SrqError,
+    /// The NIC failed, and with it all that was made on it (NICs of the kernel's).
+    DeviceFatal,
+    /// The port is up (NICs of the kernel's).
+    PortActive,
+    /// The port is down (NICs of the kernel's).
+    PortError,
+    /// An address of the port was added or taken away (NICs of the kernel's).
+    GidChange,
+    /// Any other event of a NIC of the kernel's: its number in `enum ibv_event_type`.
+    Other(u32),
 }
 
 impl Context {
-    pub(in super::super) const fn new(soft: Arc<Soft>) -> Self {
-        Self { soft }
+    pub(in super::super) const fn new(nic: NicRef) -> Self {
+        Self { nic }
     }
 
     /// The NIC's address; its GID is this address, mapped into IPv6.
     pub fn local(&self) -> IpAddr {
-        self.soft.shared.local
+        match &self.nic {
+            NicRef::Soft(soft) => soft.shared.local,
+            NicRef::Ibv(device) => device.local,
+        }
     }
 
     /// The largest path MTU of its port.
     pub fn mtu(&self) -> Mtu {
-        self.soft.shared.mtu
+        match &self.nic {
+            NicRef::Soft(soft) => soft.shared.mtu,
+            NicRef::Ibv(device) => device.mtu,
+        }
     }
 
     /// Makes a protection domain.
     ///
     /// # Errors
-    /// `is_refused` where there are too many.
+    /// `is_refused` where there are too many; `is_io` with what a NIC of the kernel's says.
     pub fn alloc_pd(&self) -> Result<Pd> {
-        let made = self.soft.shared.with(|core| core.engine.create_pd());
-        let id = made.map_err(|error| create_error("protection domain", error))?;
-        Ok(Pd { inner: Arc::new(PdInner { soft: Arc::clone(&self.soft), id }) })
+        let inner = match &self.nic {
+            NicRef::Soft(soft) => PdInner::Soft(SoftPd::new(soft)?),
+            NicRef::Ibv(device) => PdInner::Ibv(ibv::Pd::new(device)?),
+        };
+        Ok(Pd { inner })
     }
 
     /// Makes a completion queue of `capacity` entries with its completion channel.
     ///
     /// Make it as long as all work requests that may be outstanding on its queue pairs: a queue that is
-    /// overrun is an error for good.
+    /// overrun is an error for good. A NIC of the kernel's may make it longer.
     ///
     /// # Errors
     /// `is_refused` for a capacity of 0 or more than is possible; `is_io` where descriptors are used up.
     pub fn create_cq(&self, capacity: u32) -> Result<Cq> {
-        Cq::new(Arc::clone(&self.soft), capacity)
+        Cq::new(&self.nic, capacity)
     }
 
     /// The next asynchronous event, oldest first.
     pub fn poll_async(&self) -> Option<AsyncEvent> {
-        let shared = &self.soft.shared;
-        let event = shared.with(|core| {
-            let event = core.events.pop_front();
-            if core.events.is_empty() {
-                let _ = rustix::io::read(&shared.events, &mut [0; 8]);
-            }
-            event
-        })?;
-        match event {
-            Event::CqError(_) => Some(AsyncEvent::CqError),
-            Event::QpRequestError(qpn) => Some(AsyncEvent::QpRequestError(qpn)),
-            Event::QpAccessError(qpn) => Some(AsyncEvent::QpAccessError(qpn)),
-            Event::QpFatal(qpn) => Some(AsyncEvent::QpFatal(qpn)),
-            Event::LastWqeReached(qpn) => Some(AsyncEvent::LastWqeReached(qpn)),
-            Event::SrqLimit(_) => Some(AsyncEvent::SrqLimit),
-            // Goes to its completion channel, never here.
-            Event::CompletionReady(_) => None,
+        match &self.nic {
+            NicRef::Soft(soft) => poll_soft(soft),
+            NicRef::Ibv(device) => device.poll_async(),
         }
     }
 
     /// Readable while an asynchronous event waits for [`poll_async`](Self::poll_async).
     pub fn async_fd(&self) -> BorrowedFd<'_> {
-        self.soft.shared.events.as_fd()
+        match &self.nic {
+            NicRef::Soft(soft) => soft.shared.events.as_fd(),
+            NicRef::Ibv(device) => device.async_fd(),
+        }
     }
 
-    /// What happened on this NIC so far.
+    /// What happened on this NIC so far. Of a NIC of the kernel's: what its driver counts for the whole
+    /// port, whoever uses it, since the driver was loaded; what it does not count is 0.
     pub fn counters(&self) -> Counters {
-        self.soft.shared.with(|core| *core.engine.counters())
+        match &self.nic {
+            NicRef::Soft(soft) => soft.shared.with(|core| *core.engine.counters()),
+            NicRef::Ibv(device) => device.counters(),
+        }
     }
 
     /// How packets travel.
     pub fn resolved(&self) -> Resolved {
-        let shared = &self.soft.shared;
+        let shared = match &self.nic {
+            NicRef::Soft(soft) => &soft.shared,
+            NicRef::Ibv(device) => {
+                let (link, why) = (LinkKind::Kernel, Code::IcrcByNic);
+                let port = Some(device.resolved.clone());
+                let segmentation = Segmentation::Off(NoSegmentation::NoSocket);
+                return Resolved { link, check: Strength::Full, why, segmentation, port };
+            }
+        };
         let why = match (shared.kind, shared.strength) {
             (LinkKind::Local, _) => Code::SharedMemory,
             (_, Strength::Full) => Code::IcrcFull,
             (_, Strength::Half) => Code::IcrcHalf,
         };
-        Resolved { link: shared.kind, check: shared.strength, why }
+        let segmentation = shared.with(|core| core.segmentation());
+        Resolved { link: shared.kind, check: shared.strength, why, segmentation, port: None }
+    }
+}
+
+fn poll_soft(soft: &Soft) -> Option<AsyncEvent> {
+    let shared = &soft.shared;
+    let event = shared.with(|core| {
+        let event = core.events.pop_front();
+        if core.events.is_empty() {
+            let _ = rustix::io::read(&shared.events, &mut [0; 8]);
+        }
+        event
+    })?;
+    match event {
+        Event::CqError(_) => Some(AsyncEvent::CqError),
+        Event::QpRequestError(qpn) => Some(AsyncEvent::QpRequestError(qpn)),
+        Event::QpAccessError(qpn) => Some(AsyncEvent::QpAccessError(qpn)),
+        Event::QpFatal(qpn) => Some(AsyncEvent::QpFatal(qpn)),
+        Event::LastWqeReached(qpn) => Some(AsyncEvent::LastWqeReached(qpn)),
+        Event::SrqLimit(_) => Some(AsyncEvent::SrqLimit),
+        // Goes to its completion channel, never here.
+        Event::CompletionReady(_) => None,
     }
 }
 
 /// A protection domain: what is made in it works together, and with nothing else.
 #[derive(Clone, Debug)]
 pub struct Pd {
-    pub(super) inner: Arc<PdInner>,
+    pub(super) inner: PdInner,
 }
 
-#[derive(Debug)]
-pub(super) struct PdInner {
-    pub(super) soft: Arc<Soft>,
-    pub(super) id: PdId,
-}
-
-impl Drop for PdInner {
-    fn drop(&mut self) {
-        // Fails only while a retired region is still in use; the domain then stays with the NIC.
-        let _ = self.soft.shared.with(|core| core.engine.destroy_pd(self.id));
-    }
+#[derive(Clone, Debug)]
+pub(super) enum PdInner {
+    Soft(Arc<SoftPd>),
+    Ibv(Arc<ibv::Pd>),
 }
 
 impl Pd {
     /// The NIC it is on.
     pub fn context(&self) -> Context {
-        Context { soft: Arc::clone(&self.inner.soft) }
+        let nic = match &self.inner {
+            PdInner::Soft(pd) => NicRef::Soft(Arc::clone(&pd.soft)),
+            PdInner::Ibv(pd) => NicRef::Ibv(Arc::clone(&pd.device)),
+        };
+        Context { nic }
     }
 }

@@ -1,67 +1,48 @@
 //! Completion queues and their channels.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use beeline_core::rc::{Completion, CqId, Notify};
+use beeline_core::rc::{Completion, Notify};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::super::soft::{Soft, eventfd};
-use super::create_error;
+use super::super::ibv;
+use super::context::NicRef;
+use super::soft::SoftCq;
 use crate::error::{Error, Kind, Result};
 
 /// A completion queue. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Cq {
-    pub(super) inner: Arc<CqInner>,
+    pub(super) inner: CqInner,
 }
 
-#[derive(Debug)]
-pub(super) struct CqInner {
-    soft: Arc<Soft>,
-    pub(super) id: CqId,
-    channel: Arc<OwnedFd>,
-}
-
-impl Drop for CqInner {
-    fn drop(&mut self) {
-        self.soft.shared.with(|core| {
-            core.channels.remove(&self.id);
-            let _ = core.engine.destroy_cq(self.id);
-        });
-    }
+#[derive(Clone, Debug)]
+pub(super) enum CqInner {
+    Soft(Arc<SoftCq>),
+    Ibv(Arc<ibv::Cq>),
 }
 
 impl Cq {
-    pub(super) fn new(soft: Arc<Soft>, capacity: u32) -> Result<Self> {
-        let channel = Arc::new(eventfd()?);
-        let made = soft.shared.with(|core| {
-            let id = core.engine.create_cq(capacity)?;
-            core.channels.insert(id, Arc::clone(&channel));
-            Ok(id)
-        });
-        let id = made.map_err(|error| create_error("completion queue", error))?;
-        Ok(Self { inner: Arc::new(CqInner { soft, id, channel }) })
+    pub(super) fn new(nic: &NicRef, capacity: u32) -> Result<Self> {
+        let inner = match nic {
+            NicRef::Soft(soft) => CqInner::Soft(Arc::new(SoftCq::new(soft, capacity)?)),
+            NicRef::Ibv(device) => CqInner::Ibv(ibv::Cq::new(device, capacity)?),
+        };
+        Ok(Self { inner })
     }
 
-    pub(super) fn is_of(&self, soft: &Arc<Soft>) -> bool {
-        Arc::ptr_eq(&self.inner.soft, soft)
-    }
-
-    /// The oldest completion, if there is one. Never waits; moves packets where there is none.
+    /// The oldest completion, if there is one. Never waits; a NIC in software moves packets where there is
+    /// none.
     ///
     /// # Errors
     /// `is_refused` with code `cq-overrun` when completions were lost.
     pub fn poll(&self) -> Result<Option<Completion>> {
-        let found = self
-            .inner
-            .soft
-            .shared
-            .poll(|core| core.engine.poll_completion(self.inner.id).transpose());
-        found.transpose().map_err(|error| {
-            Error::refused("cannot poll the completion queue").because(error).coded("cq-overrun")
-        })
+        match &self.inner {
+            CqInner::Soft(cq) => cq.poll(),
+            CqInner::Ibv(cq) => cq.poll(),
+        }
     }
 
     /// Waits for a completion until `timeout` has passed.
@@ -79,7 +60,9 @@ impl Cq {
             if let Some(completion) = self.poll()? {
                 return Ok(completion);
             }
-            self.inner.soft.shared.hand_over();
+            if let CqInner::Soft(cq) = &self.inner {
+                cq.soft.shared.hand_over();
+            }
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
                 return Err(Error::new(
@@ -95,22 +78,25 @@ impl Cq {
     /// Asks for one event on the channel, for the next completion that `notify` names. Completions that
     /// are already there do not raise it: poll once more before waiting.
     pub fn request_notify(&self, notify: Notify) {
-        let id = self.inner.id;
-        self.inner.soft.shared.with(|core| core.engine.request_notify(id, notify));
-        self.inner.soft.shared.hand_over();
+        match &self.inner {
+            CqInner::Soft(cq) => cq.request_notify(notify),
+            CqInner::Ibv(cq) => cq.request_notify(notify),
+        }
     }
 
     /// The completion channel: readable after an event that was asked for, until it is acknowledged.
     pub fn channel(&self) -> BorrowedFd<'_> {
-        self.inner.channel.as_fd()
+        match &self.inner {
+            CqInner::Soft(cq) => cq.channel.as_fd(),
+            CqInner::Ibv(cq) => cq.channel(),
+        }
     }
 
     /// Takes the events off the channel; answers how many there were.
     pub fn acknowledge(&self) -> u64 {
-        let mut count = [0; 8];
-        match rustix::io::read(&*self.inner.channel, &mut count) {
-            Ok(8) => u64::from_ne_bytes(count),
-            _ => 0,
+        match &self.inner {
+            CqInner::Soft(cq) => cq.acknowledge(),
+            CqInner::Ibv(cq) => cq.acknowledge(),
         }
     }
 
@@ -119,8 +105,20 @@ impl Cq {
             tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: left.subsec_nanos().into(),
         });
-        let mut fds = [PollFd::new(&*self.inner.channel, PollFlags::IN)];
+        let channel = self.channel();
+        // That a queue of the kernel's was overrun is told as an asynchronous event only.
+        let events = match &self.inner {
+            CqInner::Soft(_) => channel,
+            CqInner::Ibv(cq) => cq.events(),
+        };
+        let mut fds = [
+            PollFd::from_borrowed_fd(channel, PollFlags::IN),
+            PollFd::from_borrowed_fd(events, PollFlags::IN),
+        ];
         // Interrupted or not: the caller looks again.
         let _ = rustix::event::poll(&mut fds, left.as_ref());
+        if let CqInner::Ibv(cq) = &self.inner {
+            cq.look_for_events();
+        }
     }
 }

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use beeline_core::addr::ByteRange;
 
 use super::super::memory::Memory;
+use super::mr::MrInner;
 use super::{Mr, Pd};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::Buffer;
+use crate::gpu::{Buffer, Gpu};
 use crate::memory::peer::Subject;
 use crate::memory::registration::Registration;
 use crate::memory::{Atomicity, Flush, GpuMemory, holder_of};
@@ -86,6 +87,12 @@ impl Mr {
 
     /// Towards whom a peer's atomics on it are atomic.
     pub fn atomicity(&self) -> Atomicity {
+        if let MrInner::Ibv(mr) = self.inner() {
+            // IBV_ATOMIC_GLOB: towards every component of the system, the CPU among them. Whether a GPU is
+            // one, no NIC says.
+            let whole = mr.atomic_cap() == 2 && self.gpu_memory().is_none();
+            return if whole { Atomicity::System } else { Atomicity::Nic };
+        }
         match self.memory() {
             Memory::Gpu(memory) => memory.atomicity(),
             Memory::Host(_) => Atomicity::System,
@@ -97,9 +104,30 @@ impl Mr {
     /// memory's device; says where nothing had to be done, and why.
     ///
     /// # Errors
-    /// None on this NIC: what completes has been written by the device itself.
+    /// None on a NIC in software: what completes has been written by the device itself. On one of the kernel's
+    /// what the GPU's driver says.
     pub fn flush(&self) -> Result<Flush> {
         let why = "the CPU wrote it, in the order in which it completed";
-        Ok(self.gpu_memory().map_or(Flush { needed: false, why }, GpuMemory::flush))
+        match (self.inner(), self.gpu_memory()) {
+            (MrInner::Soft(_), memory) => {
+                Ok(memory.map_or(Flush { needed: false, why }, GpuMemory::flush))
+            }
+            (MrInner::Ibv(_), None) => {
+                let why = "the NIC wrote host memory before it reported the completion";
+                Ok(Flush { needed: false, why })
+            }
+            (MrInner::Ibv(_), Some(memory)) => flush_gpu(&memory.gpu()),
+        }
     }
+}
+
+/// After writes of a NIC that goes past the device's own engines.
+fn flush_gpu(gpu: &Gpu) -> Result<Flush> {
+    if gpu.rdma_ability().ordered {
+        let why = "the device orders writes from PCIe before what is read after their completion";
+        return Ok(Flush { needed: false, why });
+    }
+    gpu.flush_remote_writes()?;
+    let why = "the device was told to make writes from PCIe visible to its kernels";
+    Ok(Flush { needed: true, why })
 }

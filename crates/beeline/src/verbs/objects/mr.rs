@@ -1,15 +1,18 @@
 //! Memory regions.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use beeline_core::addr::Iova;
-use beeline_core::mr::{Access, DeregisterError, Lkey, Registered, Registration, Rkey};
+use beeline_core::mr::{Access, Lkey, Rkey};
+use beeline_core::plan::{RegisterRoute, Rejected};
 use beeline_core::rc::{Remote, Sge};
+use beeline_core::reason::Reason;
 
 use super::super::exchange::RemoteMemory;
+use super::super::ibv;
 use super::super::memory::Memory;
 use super::context::{Pd, PdInner};
+use super::soft::SoftMr;
 use crate::error::{Error, Result};
 use crate::memory::registration::Registration as Pinning;
 
@@ -22,58 +25,77 @@ const FETCHED: Duration = Duration::from_secs(1);
 /// is kept until they are done. [`Mr::deregister`] answers instead.
 #[derive(Debug)]
 pub struct Mr {
-    pd: Arc<PdInner>,
+    inner: MrInner,
     memory: Memory,
-    registered: Registered,
     access: Access,
     /// Undone with the region.
     pub(super) registration: Option<Box<Pinning>>,
-    gone: bool,
+}
+
+#[derive(Debug)]
+pub(super) enum MrInner {
+    Soft(SoftMr),
+    Ibv(Box<ibv::Mr>),
+}
+
+/// How a region was registered, and why so.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MrResolved {
+    /// How the kernel's driver holds the memory; `None` on a NIC in software, which reaches it itself.
+    pub route: Option<RegisterRoute>,
+    /// Whether writes of a peer may pass one another on the way.
+    pub relaxed_ordering: bool,
+    /// Why this way, and why this order where another was asked for.
+    pub why: Vec<Reason>,
+    /// What else was thought of, with the reason against it.
+    pub rejected: Vec<Rejected<RegisterRoute>>,
 }
 
 impl Pd {
     /// Registers `memory` under its own address.
     ///
+    /// A NIC in software reaches every kind of memory. For one of the kernel's the way is planned
+    /// (`beeline_core::plan::register`), and [`Mr::resolved`] says which it is: host memory is pinned, memory
+    /// of a GPU goes as dma-buf or through the peer memory client of its driver.
+    ///
     /// # Errors
-    /// `is_refused` where the rights make no sense together, or too many regions are registered.
+    /// `is_refused` where the rights make no sense together, too many regions are registered, or no way
+    /// is open (with the reason for each); on a NIC of the kernel's with what its driver says, and the code
+    /// that `beeline doctor` has for it.
     pub fn reg_mr(&self, memory: impl Into<Memory>, access: Access) -> Result<Mr> {
         let memory = memory.into();
-        let wanted = Registration {
-            pd: self.inner.id,
-            iova: Iova::new(memory.addr()),
-            len: memory.len(),
-            access,
-            kind: memory.kind(),
+        let inner = match &self.inner {
+            PdInner::Soft(pd) => MrInner::Soft(SoftMr::new(pd, &memory, access)?),
+            PdInner::Ibv(pd) => MrInner::Ibv(Box::new(ibv::Mr::new(pd, &memory, access)?)),
         };
-        let registered = self.inner.soft.shared.with(|core| {
-            let registered = core.engine.register(wanted)?;
-            core.memories.insert(registered.id, memory.clone());
-            core.regions.insert(registered.lkey, registered.id);
-            Ok(registered)
-        });
-        let registered = registered.map_err(|error: beeline_core::mr::RegisterError| {
-            Error::refused("cannot register memory").because(error)
-        })?;
-        Ok(Mr {
-            pd: Arc::clone(&self.inner),
-            memory,
-            registered,
-            access,
-            registration: None,
-            gone: false,
-        })
+        Ok(Mr { inner, memory, access, registration: None })
     }
 }
 
 impl Mr {
     /// The key for work requests of this side.
-    pub const fn lkey(&self) -> Lkey {
-        self.registered.lkey
+    pub fn lkey(&self) -> Lkey {
+        match &self.inner {
+            MrInner::Soft(mr) => mr.registered.lkey,
+            MrInner::Ibv(mr) => mr.lkey(),
+        }
     }
 
     /// The key for the peer.
-    pub const fn rkey(&self) -> Rkey {
-        self.registered.rkey
+    pub fn rkey(&self) -> Rkey {
+        match &self.inner {
+            MrInner::Soft(mr) => mr.registered.rkey,
+            MrInner::Ibv(mr) => mr.rkey(),
+        }
+    }
+
+    /// How it was registered.
+    pub fn resolved(&self) -> MrResolved {
+        match &self.inner {
+            MrInner::Soft(_) => MrResolved::default(),
+            MrInner::Ibv(mr) => mr.resolved.clone(),
+        }
     }
 
     /// The address of its first byte.
@@ -132,75 +154,40 @@ impl Mr {
     ///
     /// # Errors
     /// `is_refused` with code `region-in-use`, and the region back, while posted work requests name it,
-    /// accesses are under way, or the peer does not fetch.
+    /// accesses are under way, or the peer does not fetch; `is_io`, and the region back, with what the driver of a
+    /// NIC says.
     pub fn deregister(self) -> Result<(), (Self, Error)> {
         self.end(Instant::now() + FETCHED)
     }
 
     /// [`deregister`](Self::deregister), waiting for a peer until `deadline`.
     pub(super) fn end(mut self, deadline: Instant) -> Result<(), (Self, Error)> {
-        let (pd, lkey) = (self.pd.id, self.lkey());
-        loop {
-            // The turn before brings what the peer has said.
-            let lent = self.pd.soft.shared.with(|core| core.lent(lkey));
-            if lent == 0 {
-                break;
-            }
-            if Instant::now() >= deadline {
-                let text = format!(
-                    "cannot deregister memory: the peer has not fetched {lent} pieces that packets name"
-                );
-                let error = Error::refused(text).coded("region-in-use");
-                return Err((self, error.remedy("wait until the peer's READs are complete")));
-            }
-            std::thread::sleep(Duration::from_micros(20));
-        }
-        let done = self.pd.soft.shared.with(|core| match core.lent(lkey) {
-            0 => core.deregister(pd, lkey),
-            // Another thread's work request came in between.
-            lent => Err(DeregisterError::Busy { lkey, posted: 0, in_flight: lent }),
-        });
-        match done {
-            Ok(()) => {
-                self.gone = true;
-                Ok(())
-            }
-            Err(error) => {
-                let busy = matches!(error, DeregisterError::Busy { .. });
-                let code = if busy { "region-in-use" } else { "region-unknown" };
-                let error = Error::refused("cannot deregister memory").because(error).coded(code);
-                Err((self, error))
-            }
-        }
+        let done = match &mut self.inner {
+            MrInner::Soft(mr) => mr.deregister(deadline),
+            MrInner::Ibv(mr) => mr.deregister(),
+        };
+        done.map_err(|error| (self, error))
     }
 
     /// Takes every right away at once: accesses from now on are refused, as after a drop. Answers how
     /// many that were granted before are still under way.
     pub fn revoke(&self) -> u32 {
-        self.pd.soft.shared.with(|core| core.engine.revoke(self.lkey())).unwrap_or(0)
-    }
-
-    /// Accesses under way, and on a local link pieces that a peer has yet to fetch.
-    pub fn in_flight(&self) -> u32 {
-        let lkey = self.lkey();
-        self.pd.soft.shared.with(|core| {
-            let accesses = core.engine.in_flight(lkey).unwrap_or(0);
-            accesses.saturating_add(core.lent(lkey))
-        })
-    }
-}
-
-impl Drop for Mr {
-    fn drop(&mut self) {
-        if self.gone {
-            return;
+        match &self.inner {
+            MrInner::Soft(mr) => mr.revoke(),
+            MrInner::Ibv(mr) => mr.revoke(),
         }
-        let (pd, lkey) = (self.pd.id, self.lkey());
-        self.pd.soft.shared.with(|core| {
-            if !core.forget(pd, lkey) {
-                let _ = core.engine.revoke(lkey);
-                core.retired.push((pd, lkey));
-            }
-        });
+    }
+
+    /// Accesses under way, and on a local link pieces that a peer has yet to fetch. A NIC of the kernel's does not tell how many: there it is 0, and 1 for a region
+    /// that was revoked and that the driver still holds.
+    pub fn in_flight(&self) -> u32 {
+        match &self.inner {
+            MrInner::Soft(mr) => mr.in_flight(),
+            MrInner::Ibv(mr) => mr.in_flight(),
+        }
+    }
+
+    pub(super) const fn inner(&self) -> &MrInner {
+        &self.inner
     }
 }

@@ -1,17 +1,18 @@
 //! Queue pairs and shared receive queues.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use beeline_core::rc::{
-    Payload, PostError, QpAttr, QpInit, QpKind, QpState, RecvWr, SendWr, Sge, SrqId,
-};
-use beeline_core::roce::{Psn, Qpn};
+use beeline_core::rc::{CreateError, QpAttr, QpKind, QpState, RecvWr, SendWr};
+use beeline_core::roce::{Mtu, Psn, Qpn};
 
 use super::super::exchange::{Connect, Endpoint};
-use super::super::soft::{Core, random};
+use super::super::ibv;
+use super::super::soft::random;
 use super::context::{Pd, PdInner};
-use super::cq::Cq;
-use super::{create_error, modify_error, post_error};
+use super::cq::{Cq, CqInner};
+use super::create_error;
+use super::soft::{SoftQp, SoftSrq};
 use crate::error::{Error, Result};
 
 /// How large the queues of a queue pair are.
@@ -44,14 +45,18 @@ impl Default for QpCaps {
 /// A queue pair. It is destroyed when dropped: what is posted ends without completions.
 #[derive(Debug)]
 pub struct Qp {
-    pd: Arc<PdInner>,
-    qpn: Qpn,
+    inner: QpInner,
     psn: Psn,
     kind: QpKind,
     // Held for as long as the queue pair reports to them and takes from it.
     _send_cq: Cq,
     _recv_cq: Cq,
-    _srq: Option<Arc<SrqInner>>,
+}
+
+#[derive(Debug)]
+enum QpInner {
+    Soft(SoftQp),
+    Ibv(ibv::Qp),
 }
 
 impl Pd {
@@ -76,11 +81,7 @@ impl Pd {
         caps: QpCaps,
         srq: &Srq,
     ) -> Result<Qp> {
-        if !Arc::ptr_eq(&srq.inner.pd, &self.inner) {
-            return Err(Error::refused("cannot create a queue pair")
-                .because(beeline_core::rc::CreateError::OtherPd));
-        }
-        self.make_qp(kind, (send_cq, recv_cq), caps, Some(&srq.inner))
+        self.make_qp(kind, (send_cq, recv_cq), caps, Some(srq))
     }
 
     fn make_qp(
@@ -88,35 +89,33 @@ impl Pd {
         kind: QpKind,
         (send_cq, recv_cq): (&Cq, &Cq),
         caps: QpCaps,
-        srq: Option<&Arc<SrqInner>>,
+        srq: Option<&Srq>,
     ) -> Result<Qp> {
-        if !send_cq.is_of(&self.inner.soft) || !recv_cq.is_of(&self.inner.soft) {
-            return Err(Error::refused("the completion queue belongs to another NIC"));
-        }
-        let init = QpInit {
-            kind,
-            pd: self.inner.id,
-            send_cq: send_cq.inner.id,
-            recv_cq: recv_cq.inner.id,
-            srq: srq.map(|srq| srq.id),
-            max_send_wr: caps.max_send_wr,
-            max_recv_wr: caps.max_recv_wr,
-            max_send_sge: caps.max_send_sge,
-            max_recv_sge: caps.max_recv_sge,
-            max_inline: caps.max_inline,
+        let inner = match (&self.inner, &send_cq.inner, &recv_cq.inner) {
+            (PdInner::Soft(pd), CqInner::Soft(send), CqInner::Soft(recv))
+                if [send, recv].iter().all(|cq| Arc::ptr_eq(&cq.soft, &pd.soft)) =>
+            {
+                let srq = match srq.map(|srq| &srq.inner) {
+                    None => None,
+                    Some(SrqInner::Soft(srq)) if Arc::ptr_eq(&srq.pd, pd) => Some(srq),
+                    Some(_) => return Err(create_error("queue pair", CreateError::OtherPd)),
+                };
+                QpInner::Soft(SoftQp::new(pd, kind, (send, recv), caps, srq)?)
+            }
+            (PdInner::Ibv(pd), CqInner::Ibv(send), CqInner::Ibv(recv))
+                if [send, recv].iter().all(|cq| cq.is_of(&pd.device)) =>
+            {
+                let srq = match srq.map(|srq| &srq.inner) {
+                    None => None,
+                    Some(SrqInner::Ibv(srq)) if srq.is_of(pd) => Some(srq),
+                    Some(_) => return Err(create_error("queue pair", CreateError::OtherPd)),
+                };
+                QpInner::Ibv(ibv::Qp::new(pd, kind, (send, recv), caps, srq)?)
+            }
+            _ => return Err(Error::refused("the completion queue belongs to another NIC")),
         };
         let psn = Psn::new(u32::from_ne_bytes(random()?));
-        let made = self.inner.soft.shared.with(|core| core.engine.create_qp(init));
-        let qpn = made.map_err(|error| create_error("queue pair", error))?;
-        Ok(Qp {
-            pd: Arc::clone(&self.inner),
-            qpn,
-            psn,
-            kind,
-            _send_cq: send_cq.clone(),
-            _recv_cq: recv_cq.clone(),
-            _srq: srq.cloned(),
-        })
+        Ok(Qp { inner, psn, kind, _send_cq: send_cq.clone(), _recv_cq: recv_cq.clone() })
     }
 
     /// Makes a shared receive queue of `max_wr` receives of up to `max_sge` elements.
@@ -124,17 +123,21 @@ impl Pd {
     /// # Errors
     /// `is_refused` where a number is 0 or more than is possible.
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<Srq> {
-        let pd = Arc::clone(&self.inner);
-        let made = pd.soft.shared.with(|core| core.engine.create_srq(pd.id, max_wr, max_sge));
-        let id = made.map_err(|error| create_error("shared receive queue", error))?;
-        Ok(Srq { inner: Arc::new(SrqInner { pd, id }) })
+        let inner = match &self.inner {
+            PdInner::Soft(pd) => SrqInner::Soft(SoftSrq::new(pd, max_wr, max_sge)?),
+            PdInner::Ibv(pd) => SrqInner::Ibv(ibv::Srq::new(pd, max_wr, max_sge)?),
+        };
+        Ok(Srq { inner })
     }
 }
 
 impl Qp {
     /// Its number.
-    pub const fn qpn(&self) -> Qpn {
-        self.qpn
+    pub fn qpn(&self) -> Qpn {
+        match &self.inner {
+            QpInner::Soft(qp) => qp.qpn,
+            QpInner::Ibv(qp) => qp.qpn(),
+        }
     }
 
     /// What it is.
@@ -144,22 +147,37 @@ impl Qp {
 
     /// Its state.
     pub fn state(&self) -> QpState {
-        self.with(|core, qpn| core.engine.qp_state(qpn)).unwrap_or(QpState::Err)
+        match &self.inner {
+            QpInner::Soft(qp) => qp.state(),
+            QpInner::Ibv(qp) => qp.state(),
+        }
     }
 
     /// What the peer must know: the number, a random first sequence number, the address, the MTU.
     pub fn endpoint(&self) -> Endpoint {
-        let shared = &self.pd.soft.shared;
-        Endpoint { qpn: self.qpn, psn: self.psn, addr: shared.local, mtu: shared.mtu }
+        let (addr, mtu) = self.port();
+        Endpoint { qpn: self.qpn(), psn: self.psn, addr, mtu }
+    }
+
+    /// Address and largest path MTU of the NIC's port.
+    fn port(&self) -> (IpAddr, Mtu) {
+        match &self.inner {
+            QpInner::Soft(qp) => (qp.pd.soft.shared.local, qp.pd.soft.shared.mtu),
+            QpInner::Ibv(qp) => qp.port(),
+        }
     }
 
     /// Moves the queue pair to a state, with the attributes the transition takes.
     ///
     /// # Errors
     /// `is_refused`, naming the attributes that are missing and those that do not belong, the transition
-    /// that does not exist, or the value that is out of range. Nothing has changed then.
+    /// that does not exist, or the value that is out of range. Nothing has changed then. `is_io` with what
+    /// the driver of a NIC says.
     pub fn modify(&self, to: QpState, attr: &QpAttr) -> Result<()> {
-        self.with(|core, qpn| core.engine.modify_qp(qpn, to, attr)).map_err(modify_error)
+        match &self.inner {
+            QpInner::Soft(qp) => qp.modify(to, attr),
+            QpInner::Ibv(qp) => qp.modify(to, attr),
+        }
     }
 
     /// From RESET to INIT with these rights for the peer: receives can be posted then.
@@ -184,7 +202,7 @@ impl Qp {
         if self.state() == QpState::Reset {
             self.init(connect)?;
         }
-        let mtu = connect.mtu.unwrap_or_else(|| peer.mtu.min(self.pd.soft.shared.mtu));
+        let mtu = connect.mtu.unwrap_or_else(|| peer.mtu.min(self.port().1));
         let rtr = QpAttr {
             peer: Some(peer.addr),
             path_mtu: Some(mtu),
@@ -210,9 +228,12 @@ impl Qp {
     ///
     /// # Errors
     /// `is_refused`: code `queue-full` where completions must be polled first, `qp-state`, `unsupported`,
-    /// or `work-request` with what is wrong with it.
+    /// or `work-request` with what is wrong with it. `is_io` with what the driver of a NIC says.
     pub fn post_send(&self, wr: SendWr) -> Result<()> {
-        self.post(|core, qpn| core.engine.post_send(qpn, wr)).map_err(post_error)
+        match &self.inner {
+            QpInner::Soft(qp) => qp.post_send(wr),
+            QpInner::Ibv(qp) => qp.post_send(wr),
+        }
     }
 
     /// Posts a send work request whose payload is read now, so that its memory is free again at once.
@@ -220,14 +241,11 @@ impl Qp {
     /// # Errors
     /// As [`post_send`](Self::post_send); code `inline-device-memory` where an element is device memory,
     /// which the CPU cannot read in place.
-    pub fn post_send_inline(&self, mut wr: SendWr) -> Result<()> {
-        let posted = self.post(|core, qpn| {
-            if let Payload::Sges(sges) = &wr.payload {
-                wr.payload = Payload::Inline(gather(core, sges)?);
-            }
-            core.engine.post_send(qpn, wr)
-        });
-        posted.map_err(post_error)
+    pub fn post_send_inline(&self, wr: SendWr) -> Result<()> {
+        match &self.inner {
+            QpInner::Soft(qp) => qp.post_send_inline(wr),
+            QpInner::Ibv(qp) => qp.post_send_inline(wr),
+        }
     }
 
     /// Posts a receive work request; allowed from INIT on.
@@ -235,60 +253,23 @@ impl Qp {
     /// # Errors
     /// As [`post_send`](Self::post_send).
     pub fn post_recv(&self, wr: RecvWr) -> Result<()> {
-        self.post(|core, qpn| core.engine.post_recv(qpn, wr)).map_err(post_error)
-    }
-
-    fn post<T>(&self, work: impl FnOnce(&mut Core, Qpn) -> T) -> T {
-        self.pd.soft.shared.post(|core| work(core, self.qpn))
-    }
-
-    fn with<T>(&self, work: impl FnOnce(&mut Core, Qpn) -> T) -> T {
-        self.pd.soft.shared.with(|core| work(core, self.qpn))
-    }
-}
-
-impl Drop for Qp {
-    fn drop(&mut self) {
-        let _ = self.with(|core, qpn| core.engine.destroy_qp(qpn));
-    }
-}
-
-/// The bytes of a scatter/gather list of host memory.
-fn gather(core: &Core, sges: &[Sge]) -> Result<Vec<u8>, PostError> {
-    let total: u64 = sges.iter().map(|sge| u64::from(sge.len)).sum();
-    let max = beeline_core::rc::INLINE_BYTES_MAX;
-    if total > u64::from(max) {
-        let given = usize::try_from(total).unwrap_or(usize::MAX);
-        return Err(PostError::InlineTooLong { given, max });
-    }
-    let mut bytes = Vec::new();
-    for sge in sges {
-        let unknown =
-            PostError::Unsupported { what: "inline data of memory that is not registered" };
-        let region = core.regions.get(&sge.lkey).ok_or(unknown)?;
-        let memory = core.memories.get(*region).ok_or(unknown)?;
-        if memory.kind() == beeline_core::mr::MemoryKind::Device {
-            return Err(PostError::InlineDeviceMemory { lkey: sge.lkey });
+        match &self.inner {
+            QpInner::Soft(qp) => qp.post_recv(wr),
+            QpInner::Ibv(qp) => qp.post_recv(wr),
         }
-        let offset = sge.addr.as_u64().checked_sub(memory.addr()).ok_or(unknown)?;
-        let start = bytes.len();
-        bytes.resize(start + sge.len as usize, 0);
-        let into = bytes.get_mut(start..).unwrap_or(&mut []);
-        memory.read(offset, into).map_err(|_| unknown)?;
     }
-    Ok(bytes)
 }
 
 /// A shared receive queue. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Srq {
-    pub(super) inner: Arc<SrqInner>,
+    inner: SrqInner,
 }
 
-#[derive(Debug)]
-pub(super) struct SrqInner {
-    pd: Arc<PdInner>,
-    id: SrqId,
+#[derive(Clone, Debug)]
+enum SrqInner {
+    Soft(Arc<SoftSrq>),
+    Ibv(Arc<ibv::Srq>),
 }
 
 impl Srq {
@@ -297,22 +278,20 @@ impl Srq {
     /// # Errors
     /// `is_refused`: code `queue-full`, or what is wrong with it.
     pub fn post_recv(&self, wr: RecvWr) -> Result<()> {
-        let shared = &self.inner.pd.soft.shared;
-        shared.with(|core| core.engine.post_srq_recv(self.inner.id, wr)).map_err(post_error)
+        match &self.inner {
+            SrqInner::Soft(srq) => srq.post_recv(wr),
+            SrqInner::Ibv(srq) => srq.post_recv(wr),
+        }
     }
 
     /// Asks for one asynchronous event when fewer than `limit` receives are left.
     ///
     /// # Errors
-    /// None while the queue exists.
+    /// None on a NIC in software while the queue exists; `is_io` with what the driver of another says.
     pub fn arm(&self, limit: u32) -> Result<()> {
-        let shared = &self.inner.pd.soft.shared;
-        shared.with(|core| core.engine.arm_srq(self.inner.id, limit)).map_err(post_error)
-    }
-}
-
-impl Drop for SrqInner {
-    fn drop(&mut self) {
-        let _ = self.pd.soft.shared.with(|core| core.engine.destroy_srq(self.id));
+        match &self.inner {
+            SrqInner::Soft(srq) => srq.arm(limit),
+            SrqInner::Ibv(srq) => srq.arm(limit),
+        }
     }
 }

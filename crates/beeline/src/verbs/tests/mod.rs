@@ -191,7 +191,9 @@ fn udp_sockets_need_no_privilege() {
     let resolved = a.open().resolved();
     assert_eq!((resolved.link, resolved.check), (LinkKind::Udp, Strength::Half));
     assert_eq!(resolved.why.as_str(), "icrc-half");
+    assert_eq!(resolved.segmentation, Segmentation::Loopback);
     everything_works(&a, &b);
+    assert_eq!(a.open().resolved().segmentation, Segmentation::Loopback, "the kernel took all");
     assert_eq!(a.open().counters().icrc_errors, 0);
     assert!(a.open().counters().icrc_half > 0);
 }

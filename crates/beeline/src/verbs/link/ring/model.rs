@@ -9,65 +9,55 @@ use loom::thread;
 use super::*;
 use crate::verbs::lent::{Fetches, Lent, What};
 
-/// Four words of messages. Their bytes are no atomics: an access that is not ordered by the positions
-/// ends the model.
+/// Six words of messages. Their bytes are read and written without any order of their own, so that one which
+/// is not ordered by the words of messages and the reader's position shows as a wrong byte.
 struct Words {
-    head: AtomicU64,
     tail: AtomicU64,
     sleeping: AtomicU64,
-    messages: [Cell<u64>; 4],
+    messages: [AtomicU64; 6],
 }
 
 type Shared = Arc<Words>;
 
 fn words() -> Shared {
     let word = || AtomicU64::new(0);
-    let messages = std::array::from_fn(|_| Cell::new(0));
-    Arc::new(Words { head: word(), tail: word(), sleeping: word(), messages })
+    let messages = std::array::from_fn(|_| word());
+    Arc::new(Words { tail: word(), sleeping: word(), messages })
 }
 
 impl Words {
-    fn atomic(&self, offset: u64) -> Option<&AtomicU64> {
+    fn word(&self, offset: u64) -> &AtomicU64 {
         match offset {
-            HEAD => Some(&self.head),
-            TAIL => Some(&self.tail),
-            SLEEPING => Some(&self.sleeping),
-            _ => None,
+            TAIL => &self.tail,
+            SLEEPING => &self.sleeping,
+            _ => &self.messages[((offset - MESSAGES) / 8) as usize],
         }
-    }
-
-    fn message(&self, offset: u64) -> &Cell<u64> {
-        &self.messages[((offset - MESSAGES) / 8) as usize]
     }
 }
 
 impl RingMem for Shared {
-    const CAPACITY: u64 = 32;
+    const CAPACITY: u64 = 48;
 
     fn load(&self, offset: u64) -> u64 {
-        match self.atomic(offset) {
-            Some(word) => word.load(Ordering::Acquire),
-            None => self.message(offset).get(),
-        }
+        self.word(offset).load(Ordering::Acquire)
     }
 
     fn store(&self, offset: u64, word: u64) {
-        match self.atomic(offset) {
-            Some(atomic) => atomic.store(word, Ordering::Release),
-            None => self.message(offset).set(word),
-        }
+        self.word(offset).store(word, Ordering::Release);
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> bool {
         for (at, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
-            self.store(offset + 8 * at as u64, u64::from_le_bytes(*word));
+            let word = u64::from_le_bytes(*word);
+            self.word(offset + 8 * at as u64).store(word, Ordering::Relaxed);
         }
         true
     }
 
     fn append_to(&self, offset: u64, len: usize, into: &mut Vec<u8>) -> bool {
         for at in 0..len as u64 / 8 {
-            into.extend_from_slice(&self.load(offset + 8 * at).to_le_bytes());
+            let word = self.word(offset + 8 * at).load(Ordering::Relaxed);
+            into.extend_from_slice(&word.to_le_bytes());
         }
         true
     }

@@ -50,23 +50,61 @@ fn a_sleeper_is_seen_or_sees() {
 /// Whatever the writer puts there, the reader takes what fits or stops.
 #[test]
 fn a_writer_that_lies_is_not_followed() {
-    let word = |tag: u64, len: u64| (tag << 32) | len;
+    let word = |tag: u64, len: u64| MESSAGE | (tag << 32) | len;
     let cases = [
-        (u64::MAX, word(0, 8)),
-        (CAPACITY + 8, word(0, 8)),
-        (16, word(0, 9)),
-        (16, word(0, MESSAGE_MAX as u64 + 1)),
-        (16, word(6, 8)),
-        (16, word(SKIP, 0)),
-        (8, word(0, 0xffff_ffff)),
+        word(0, MESSAGE_MAX as u64 + 1),
+        word(0, 0xffff_ffff),
+        word(6, 8),
+        // Nothing is left to skip, so a writer that skips again and again is not followed.
+        word(SKIP, 0),
+        8,
+        1 << 32,
+        u64::MAX,
     ];
-    for (head, first) in cases {
+    for first in cases {
         let (writer, mut reader) = ring();
         writer.mem.store_u64(MESSAGES, first).unwrap();
-        writer.mem.store_u64(HEAD, head).unwrap();
-        assert!(pop(&mut reader).is_none(), "{head} {first:#x}");
-        assert!(!reader.has_message());
+        assert!(pop(&mut reader).is_none(), "{first:#x}");
+        assert!(!reader.has_message(), "{first:#x}");
     }
+    // A message that goes over the end.
+    let (mut writer, mut reader) = ring();
+    while writer.head < CAPACITY - 8192 {
+        assert!(writer.push(Tag::Packet, &[0; 4096]));
+        writer.publish();
+        assert!(pop(&mut reader).is_some());
+        reader.release();
+    }
+    let left = CAPACITY - writer.head;
+    writer.mem.store_u64(MESSAGES + writer.head, word(0, left)).unwrap();
+    assert!(pop(&mut reader).is_none() && !reader.has_message());
+    // A skip, and then another one.
+    let (mut writer, mut reader) = ring();
+    assert!(writer.push(Tag::Packet, &[0; 8]));
+    writer.publish();
+    assert!(pop(&mut reader).is_some());
+    for at in [0, 16] {
+        writer.mem.store_u64(MESSAGES + at, word(SKIP, 0)).unwrap();
+    }
+    assert!(pop(&mut reader).is_none());
+    assert!(!reader.has_message());
+}
+
+/// The writer shows nothing before it publishes, and then everything.
+#[test]
+fn messages_are_seen_when_they_are_published() {
+    let (mut writer, mut reader) = ring();
+    for n in 0..3 {
+        assert!(writer.push(Tag::Packet, &[n; 9]));
+        assert!(!reader.has_message() && pop(&mut reader).is_none());
+    }
+    writer.publish();
+    for n in 0..3 {
+        assert_eq!(pop(&mut reader), Some((Tag::Packet, vec![n; 9])));
+    }
+    assert!(!reader.has_message());
+    writer.publish();
+    assert!(!reader.has_message());
 }
 
 #[test]

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# The kernels of collectives, each time without one of their checks, on two GPUs: mutants.sh [FOLDER]
+#
+# FOLDER is what `cargo xtask mutate --ptx FOLDER` wrote. The bare kernels (`none`) must pass; of each other one
+# kernels-bench must say that it is wrong, or not end within the 20 seconds that the bare ones are far from.
+set -uo pipefail
+cd "$(dirname "$0")"
+folder=${1:-mutants}
+export CUDA_CACHE_DISABLE=1
+one() { timeout -k 5 20 ./kernels-bench "$folder/$1" mutant >"/tmp/mutant-$1.txt" 2>&1; }
+one none || { tail -5 /tmp/mutant-none.txt; echo "the bare kernels do not pass"; exit 1; }
+tail -1 /tmp/mutant-none.txt
+survived=0
+for place in "$folder"/*/; do
+    name=$(basename "$place")
+    [ "$name" = none ] && continue
+    one "$name"
+    code=$?
+    if [ $code -eq 0 ]; then
+        echo "SURVIVED $name"
+        survived=$((survived + 1))
+    else
+        echo "killed   $name ($code): $(grep -m1 -E 'WRONG|ERROR|no ' "/tmp/mutant-$name.txt" || echo 'did not end')"
+    fi
+done
+echo "$survived survived"
