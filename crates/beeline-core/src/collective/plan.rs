@@ -76,7 +76,8 @@ impl Planned {
 
 /// The copy engine's rate on the machine of the measurements.
 const MEASURED_MB_PER_S: u64 = 391_000;
-/// Most bytes of a part that goes as packets of data and flag; above, a flag stands at the end of a line of 128 bytes.
+/// Most bytes of a part whose time is that of packets of data and flag; above, it is predicted as that of lines with a flag
+/// at the end (from 128 KiB on for reductions and from 512 KiB on for what is moved, both within the error stated above).
 pub const PACKET_BYTES_MAX: u64 = 48 << 10;
 /// Most bytes of a part that goes as packets where windows have no room for lines: more than four ranks.
 pub const PACKET_ONLY_BYTES_MAX: u64 = 512 << 10;
