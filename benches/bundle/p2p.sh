@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# GPU to GPU on a machine with two GPUs: p2p.sh [processes] [times] [check] [some] [kernels] [p2p]   (all but `check` without a
+# GPU to GPU on a machine with two GPUs: p2p.sh [processes] [some] [times] [kernels] [p2p] [check]   (all of them without a
 # word, in this order, for as long as BUDGET allows: 300 seconds).
 #
 # Made by `cargo xtask gpu-bundle --nccl FOLDER`: beeline, lib/libnccl.so.2 (ours), kernels-bench with ptx/, and
@@ -8,7 +8,7 @@
 # swapped: ours, theirs, theirs, ours; the better of the two of each is shown, and how far theirs are apart.
 set -uo pipefail
 cd "$(dirname "$0")"
-[ $# -gt 0 ] || set -- processes some times kernels p2p
+[ $# -gt 0 ] || set -- processes some times kernels p2p check
 tests=$PWD/nccl-tests ours=$PWD/lib
 theirs=${NCCL:-$(ldconfig -p 2>/dev/null | awk '/libnccl\.so\.2/ {print $NF; exit}')}
 [ -n "$theirs" ] || theirs=$(find / -xdev -name 'libnccl.so.2*' -not -path '*/lib/libnccl.so.2' 2>/dev/null | head -1)
@@ -96,12 +96,10 @@ for part in "$@"; do
         rm -f "/tmp/beeline-ours.$$" "/tmp/beeline-theirs.$$"
         ;;
     times)
-        compare all_reduce all_reduce -b 8 -e 1G -f 8 -n 20 -w 5
-        compare sendrecv sendrecv -b 16M -e 1G -f 8 -n 10 -w 3
-        compare broadcast broadcast -b 16M -e 1G -f 8 -n 10 -w 3
-        compare alltoall alltoall -b 16M -e 1G -f 8 -n 10 -w 3
-        compare all_gather all_gather -b 16M -e 1G -f 8 -n 10 -w 3
-        compare reduce_scatter reduce_scatter -b 16M -e 1G -f 8 -n 10 -w 3
+        compare all_reduce all_reduce -b 8 -e 1G -f 4 -n 20 -w 5
+        for name in sendrecv broadcast alltoall all_gather reduce_scatter; do
+            compare $name $name -b 64K -e 1G -f 4 -n 10 -w 3
+        done
         for name in all_reduce all_gather reduce_scatter broadcast sendrecv alltoall; do
             compare $name "$name in a graph" -b 64 -e 16M -f 4 -n 20 -w 5 -G 4
         done

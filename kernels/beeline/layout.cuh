@@ -60,7 +60,7 @@ struct Comm {
     u32 rank, ranks;
     u32 ll_blocks; // of a low-latency kernel at most, a power of two: fewer where there are many ranks
     u64 line_at;   // offset of the lines in every window: [source][slot][block]
-    u32 line_span; // bytes of data that a block carries to a peer in lines at most, whole groups; 0: none
+    u32 line_span; // bytes of data that a block carries to a peer in one message of lines, whole groups; 0: none
     u32 unused;
 };
 

@@ -6,7 +6,8 @@
 // It is no promise of the memory model: lines are used only between devices that say they have native atomics over
 // their link (executor/cuda/join.rs).
 //
-// Some warps send, the others take. Messages are counted together with those of packets.
+// Some warps send, the others take. A part that has no room in a block's region goes in rounds, each a message; messages
+// are counted together with those of packets.
 #pragma once
 #include "ll.cuh"
 
@@ -19,7 +20,10 @@ constexpr int LINE_AT_ONCE = 4;     // groups that a sending warp reads before i
 struct LineShared {
     LlShared ll;
     u32 sent[LINE_SENDERS_MAX]; // groups that this warp has read are below
+    // Takers that must give up say so before the barrier of a round, and all look after it: they leave together.
+    u32 takers_bad[2];
 };
+constexpr u32 LINE_TAKERS = 1; // id of a barrier
 
 // What a block carries of `bytes`: whole groups, the same on both sides.
 DEVICE u64 line_share(const Comm &c, u64 bytes, u64 *start) {
@@ -30,6 +34,10 @@ DEVICE u64 line_share(const Comm &c, u64 bytes, u64 *start) {
     return *start < bytes ? smaller(bytes - *start, span) : 0;
 }
 DEVICE u32 line_groups(u64 share) { return (u32)((share + LINE_GROUP - 1) / LINE_GROUP); }
+// Groups of a round, and rounds of a share.
+DEVICE u32 line_room(const Comm &c) { return c.line_span / LINE_GROUP; }
+DEVICE u32 line_rounds(const Comm &c, u64 share) { return (line_groups(share) + line_room(c) - 1) / line_room(c); }
+DEVICE u32 least(u32 a, u32 b) { return a < b ? a : b; }
 // Where lines from `source` to `dest` lie, in the memory of `dest`.
 DEVICE u64 line_region(const Comm &c, u32 source, u32 dest, u32 number) {
     u64 region = c.line_span / LINE_DATA * 128;
@@ -66,11 +74,11 @@ DEVICE void line_put(const Lane &l, u64 to, u64 flag, Pair v) {
     store_line(to + l.at, Quad{(u32)v.a, (u32)(v.a >> 32), (u32)b, (u32)(b >> 32)}, l.last);
 }
 
-// `count` groups, of which the first of this warp is `first` and the next are `step` apart, waited for; all threads of the
-// warp together. `at` is where the message lies.
+// `count` groups of message `number`, of which the first of this warp is `first` of its round and the next are `step`
+// apart, waited for; all threads of the warp together.
 template <int MOST>
-DEVICE bool line_take(const Comm &c, LlShared &s, const Lane &l, u64 at, u32 source, u32 first, u32 step, int count, Pair (&v)[MOST]) {
-    u64 flag = line_flag(s.counters[source].received + 1), started = 0;
+DEVICE bool line_take(const Comm &c, LlShared &s, const Lane &l, u32 source, u32 number, u32 first, u32 step, int count, Pair (&v)[MOST]) {
+    u64 flag = line_flag(number), at = line_region(c, source, c.rank, number), started = 0;
 #pragma unroll 1
     for (;;) {
 #pragma unroll 1
@@ -98,17 +106,37 @@ DEVICE u32 line_senders() {
 }
 DEVICE bool line_begin(const Comm &c, LineShared &s, u32 sends, u32 to, u32 from, u64 out, u64 in) {
     if (thread_index() < LINE_SENDERS_MAX) s.sent[thread_index()] = 0;
+    if (thread_index() < 2) s.takers_bad[thread_index()] = 0;
     bool good = ll_begin(c, s.ll, sends, to, from, out, in);
     // The last warp may have found something wrong already, seen by some threads of another warp and not by all; they
     // stay together from here on.
     return warp_all(good);
 }
 
-// Sends `share` bytes at `from + p * stride` to every rank `p` of `sends`; one sending warp's part.
+// Whether there is room for `round` at `peer`; waits for it, a warp together. The first one has it from the beginning.
+DEVICE bool line_await_room(const Comm &c, LineShared &s, u32 peer, u32 round) {
+    if (round == 0) return true;
+    u64 consumed = c.windows[c.rank] + ll_counters(c, peer) + 8;
+    u32 number = s.ll.counters[peer].sent + 1 + round;
+    bool good = true;
+    if (thread_index() % 32 == 0) good = wait_reaches(c, consumed, number - LL_SLOTS, peer, PHASE_CREDIT, s.ll.headers[peer]);
+    return warp_all(good);
+}
+// After a round that others follow: once all takers have read it, its place is free. False: give up.
+DEVICE bool line_free(const Comm &c, LineShared &s, u32 takes, u32 round, bool good, u32 t, u32 takers) {
+    if (!good) set(s.takers_bad[round % 2], 1);
+    barrier(LINE_TAKERS, takers);
+    if (read(s.takers_bad[round % 2])) return false;
+    if (t < c.ranks && takes >> t & 1) store_word(c.windows[t] + ll_counters(c, c.rank) + 8, s.ll.counters[t].received + round + 1);
+    return true;
+}
+
+// Groups `first`, `first + step`.. below `end` of the `share` bytes at `from` to rank `p`, at most LINE_AT_ONCE; they are of
+// `round`.
 template <class F>
-DEVICE void line_send(const Comm &c, LineShared &s, u32 p, u64 from, u64 share, u32 first, u32 step, F change) {
+DEVICE void line_send(const Comm &c, LineShared &s, u32 p, u64 from, u64 share, u32 round, u32 first, u32 step, u32 end, F change) {
     Lane l = lane();
-    u32 number = s.ll.counters[p].sent + 1, groups = line_groups(share);
+    u32 number = s.ll.counters[p].sent + 1 + round, groups = least(line_groups(share), end);
     u64 flag = line_flag(number), to = line_region(c, c.rank, p, number);
     Pair v[LINE_AT_ONCE];
 #pragma unroll
@@ -119,13 +147,13 @@ DEVICE void line_send(const Comm &c, LineShared &s, u32 p, u64 from, u64 share, 
 #pragma unroll
     for (int k = 0; k < LINE_AT_ONCE; k++) {
         u64 g = first + k * step;
-        if (g < groups) line_put(l, to + g * 512, flag, Pair{change(v[k].a), change(v[k].b)});
+        if (g < groups) line_put(l, to + (g - round * line_room(c)) * 512, flag, Pair{change(v[k].a), change(v[k].b)});
     }
 }
 
 DEVICE void line_move(const MoveArgs &a, LineShared &s) {
     const Comm &c = a.comm;
-    u32 sends = 0, takes = 0, to = 0, from = 0, most = 0;
+    u32 sends = 0, takes = 0, to = 0, from = 0, most_out = 0, rounds_in = 0;
     u64 start;
 #pragma unroll 1
     for (u32 p = 0; p < c.ranks; p++) {
@@ -135,53 +163,70 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
         takes |= (u32)(in != 0) << p;
         to |= (u32)(a.parts[p].send_bytes != 0) << p;
         from |= (u32)(a.parts[p].recv_bytes != 0) << p;
-        most = line_groups(out) > most ? line_groups(out) : most;
+        most_out = line_groups(out) > most_out ? line_groups(out) : most_out;
+        rounds_in = line_rounds(c, in) > rounds_in ? line_rounds(c, in) : rounds_in;
     }
     u32 header = thread_index() - ll_workers(), warp = thread_index() / 32, warps = ll_workers() / 32, senders = line_senders();
+    u32 room = line_room(c);
     bool works = warp < warps;
     u64 word_out = !works && header < c.ranks ? a.parts[header].send_word : 0;
     u64 word_in = !works && header < c.ranks ? a.parts[header].recv_word : 0;
     bool good = line_begin(c, s, sends, to, from, word_out, word_in);
     if (good && works && warp < senders) {
 #pragma unroll 1
-        for (u32 g = warp; g < most; g += senders * LINE_AT_ONCE)
+        for (u32 round = 0; good && round * room < most_out; round++) {
+            u32 end = least((round + 1) * room, most_out);
 #pragma unroll 1
-            for (u32 step = 1; step < c.ranks; step++) {
-                u32 p = (c.rank + step) % c.ranks;
-                if (!(sends >> p & 1)) continue;
-                u64 share = line_share(c, a.parts[p].send_bytes, &start);
-                line_send(c, s, p, a.parts[p].send + start, share, g, senders, AsItIs{});
-            }
+            for (u32 p = 0; good && p < c.ranks; p++)
+                if (sends >> p & 1 && round < line_rounds(c, line_share(c, a.parts[p].send_bytes, &start))) good = line_await_room(c, s, p, round);
+#pragma unroll 1
+            for (u32 g = round * room + warp; good && g < end; g += senders * LINE_AT_ONCE)
+#pragma unroll 1
+                for (u32 step = 1; step < c.ranks; step++) {
+                    u32 p = (c.rank + step) % c.ranks;
+                    if (!(sends >> p & 1)) continue;
+                    u64 share = line_share(c, a.parts[p].send_bytes, &start);
+                    line_send(c, s, p, a.parts[p].send + start, share, round, g, senders, end, AsItIs{});
+                }
+        }
     } else if (good && works) {
-        u32 taker = warp - senders, takers = warps - senders;
+        u32 taker = warp - senders, takers = warps - senders, t = thread_index() - senders * 32;
         const Part &self = a.parts[c.rank];
         if (self.recv != self.send) {
             u64 share = line_share(c, self.recv_bytes, &start);
-            copy_own(self.recv + start, self.send + start, share, thread_index() - senders * 32, takers * 32);
+            copy_own(self.recv + start, self.send + start, share, t, takers * 32);
         }
         Lane l = lane();
 #pragma unroll 1
-        for (u32 step = 1; good && step < c.ranks; step++) {
-            u32 p = (c.rank + c.ranks - step) % c.ranks;
-            if (!(takes >> p & 1)) continue;
-            u64 share = line_share(c, a.parts[p].recv_bytes, &start), out = a.parts[p].recv + start;
-            u64 at = line_region(c, p, c.rank, s.ll.counters[p].received + 1);
-            u32 groups = line_groups(share);
-            constexpr int MOST = 2;
+        for (u32 round = 0; good && round < rounds_in; round++) {
+            u32 going = 0;
 #pragma unroll 1
-            for (u32 g = taker; good && g < groups; g += takers * MOST) {
-                Pair v[MOST];
-                int count = g + takers < groups ? 2 : 1;
-                good = line_take<MOST>(c, s.ll, l, at, p, g, takers, count, v);
+            for (u32 step = 1; good && step < c.ranks; step++) {
+                u32 p = (c.rank + c.ranks - step) % c.ranks;
+                if (!(takes >> p & 1)) continue;
+                u64 share = line_share(c, a.parts[p].recv_bytes, &start), out = a.parts[p].recv + start;
+                if (round >= line_rounds(c, share)) continue;
+                going |= 1u << p;
+                u32 number = s.ll.counters[p].received + 1 + round, groups = least(line_groups(share) - round * room, room);
+                constexpr int MOST = 2;
+#pragma unroll 1
+                for (u32 g = taker; good && g < groups; g += takers * MOST) {
+                    Pair v[MOST];
+                    int count = g + takers < groups ? 2 : 1;
+                    good = line_take<MOST>(c, s.ll, l, p, number, g, takers, count, v);
 #pragma unroll
-                for (int k = 0; k < MOST; k++) {
-                    u64 offset = (u64)(g + k * takers) * LINE_GROUP;
-                    if (good && k < count) line_write(l, out + offset, share - offset, v[k]);
+                    for (int k = 0; k < MOST; k++) {
+                        u64 offset = ((u64)round * room + g + k * takers) * LINE_GROUP;
+                        if (good && k < count) line_write(l, out + offset, share - offset, v[k]);
+                    }
                 }
             }
+            if (round + 1 < rounds_in) good = line_free(c, s, going, round, good, t, takers * 32);
         }
     }
-    ll_end(c, s.ll, good, sends, takes, from);
+    u32 p = thread_index() < c.ranks ? thread_index() : 0;
+    u64 out = line_share(c, a.parts[p].send_bytes, &start), in = line_share(c, a.parts[p].recv_bytes, &start);
+    ll_end(c, s.ll, good, sends, takes, from, line_rounds(c, out), line_rounds(c, in));
 }
 
 // Each rank's part to each rank of `send_mask`; parts of `recv_mask` and the own one are reduced in the
@@ -190,23 +235,33 @@ template <class T, int OP>
 DEVICE void line_reduce(const ReduceArgs &a, LineShared &s) {
     const Comm &c = a.comm;
     u64 start, share = line_share(c, a.bytes, &start);
-    u32 groups = line_groups(share), warp = thread_index() / 32, warps = ll_workers() / 32, senders = line_senders();
+    u32 groups = line_groups(share), room = line_room(c), rounds = line_rounds(c, share);
+    u32 warp = thread_index() / 32, warps = ll_workers() / 32, senders = line_senders();
     bool works = warp < warps;
     Weigh w = weigh<T>(a);
     Weighed<T, OP> weighed = {w};
     bool good = line_begin(c, s, a.send_mask, a.send_mask, a.recv_mask, a.word, a.word);
     if (good && works && warp < senders) {
 #pragma unroll 1
-        for (u32 g = warp; g < groups; g += senders * LINE_AT_ONCE) {
+        for (u32 round = 0; good && round < rounds; round++) {
+            u32 end = least((round + 1) * room, groups);
 #pragma unroll 1
-            for (u32 step = 1; step < c.ranks; step++) {
-                u32 p = (c.rank + step) % c.ranks;
-                if (a.send_mask >> p & 1) line_send(c, s, p, a.in + p * a.stride + start, share, g, senders, weighed);
+            for (u32 p = 0; good && p < c.ranks; p++)
+                if (a.send_mask >> p & 1) good = line_await_room(c, s, p, round);
+#pragma unroll 1
+            for (u32 g = round * room + warp; good && g < end; g += senders * LINE_AT_ONCE) {
+#pragma unroll 1
+                for (u32 step = 1; step < c.ranks; step++) {
+                    u32 p = (c.rank + step) % c.ranks;
+                    if (a.send_mask >> p & 1) line_send(c, s, p, a.in + p * a.stride + start, share, round, g, senders, end, weighed);
+                }
+                // All threads of the warp have read these groups: an operation in place may overwrite them.
+                warp_barrier();
+                if (thread_index() % 32 == 0) set(s.sent[warp], least(g + senders * LINE_AT_ONCE, end));
             }
-            // All threads of the warp have read these groups: an operation in place may overwrite them.
-            warp_barrier();
-            if (thread_index() % 32 == 0) set(s.sent[warp], g + senders * LINE_AT_ONCE);
         }
+        // Who waits for this warp must not wait for ever.
+        if (!good && thread_index() % 32 == 0) set(s.sent[warp], groups);
     } else if (good && works && (a.recv_mask || c.ranks == 1)) {
         constexpr int MOST = sizeof(typename T::Bits) == 1 ? 1 : 2;
         bool waits = a.send_mask && a.stride == 0 && a.in == a.out;
@@ -214,37 +269,42 @@ DEVICE void line_reduce(const ReduceArgs &a, LineShared &s) {
         u64 own = a.in + c.rank * a.stride + start, out = a.out + start;
         Lane l = lane();
 #pragma unroll 1
-        for (u32 g = taker; good && g < groups; g += takers * MOST) {
-            int count = MOST > 1 && g + takers < groups ? MOST : 1;
-            Unit<T, OP> lo[MOST], hi[MOST];
-            Pair mine[MOST];
-#pragma unroll
-            for (int k = 0; k < MOST; k++) {
-                u64 offset = (u64)(g + k * takers) * LINE_GROUP;
-                if (k < count) mine[k] = line_read(l, own + offset, share - offset);
-            }
+        for (u32 round = 0; good && round < rounds; round++) {
+            u32 last = least(groups - round * room, room);
 #pragma unroll 1
-            for (u32 p = 0; good && p < c.ranks; p++) {
-                Pair v[MOST];
-                if (p != c.rank) good = line_take<MOST>(c, s.ll, l, line_region(c, p, c.rank, s.ll.counters[p].received + 1), p, g, takers, count, v);
+            for (u32 g = taker; good && g < last; g += takers * MOST) {
+                int count = MOST > 1 && g + takers < last ? MOST : 1;
+                Unit<T, OP> lo[MOST], hi[MOST];
+                Pair mine[MOST];
 #pragma unroll
                 for (int k = 0; k < MOST; k++) {
-                    u64 x = p == c.rank ? weighed(mine[k].a) : v[k].a, y = p == c.rank ? weighed(mine[k].b) : v[k].b;
-                    if (p == 0)
-                        lo[k].first(x), hi[k].first(y);
-                    else
-                        lo[k].next(x), hi[k].next(y);
+                    u64 offset = ((u64)round * room + g + k * takers) * LINE_GROUP;
+                    if (k < count) mine[k] = line_read(l, own + offset, share - offset);
+                }
+#pragma unroll 1
+                for (u32 p = 0; good && p < c.ranks; p++) {
+                    Pair v[MOST];
+                    if (p != c.rank) good = line_take<MOST>(c, s.ll, l, p, s.ll.counters[p].received + 1 + round, g, takers, count, v);
+#pragma unroll
+                    for (int k = 0; k < MOST; k++) {
+                        u64 x = p == c.rank ? weighed(mine[k].a) : v[k].a, y = p == c.rank ? weighed(mine[k].b) : v[k].b;
+                        if (p == 0)
+                            lo[k].first(x), hi[k].first(y);
+                        else
+                            lo[k].next(x), hi[k].next(y);
+                    }
+                }
+#pragma unroll
+                for (int k = 0; k < MOST; k++) {
+                    u32 group = round * room + g + k * takers;
+                    if (!good || k >= count) continue;
+                    while (waits && read(s.sent[(g + k * takers) % senders]) <= group) relax();
+                    u64 offset = (u64)group * LINE_GROUP;
+                    line_write(l, out + offset, share - offset, Pair{lo[k].result(w), hi[k].result(w)});
                 }
             }
-#pragma unroll
-            for (int k = 0; k < MOST; k++) {
-                u32 group = g + k * takers;
-                if (!good || k >= count) continue;
-                while (waits && read(s.sent[group % senders]) <= group) relax();
-                u64 offset = (u64)group * LINE_GROUP;
-                line_write(l, out + offset, share - offset, Pair{lo[k].result(w), hi[k].result(w)});
-            }
+            if (round + 1 < rounds) good = line_free(c, s, a.recv_mask, round, good, thread_index() - senders * 32, takers * 32);
         }
     }
-    ll_end(c, s.ll, good, a.send_mask, a.recv_mask, a.recv_mask);
+    ll_end(c, s.ll, good, a.send_mask, a.recv_mask, a.recv_mask, rounds, rounds);
 }

@@ -85,8 +85,8 @@ DEVICE u64 ll_region(const Comm &c, u32 source, u32 dest, u32 number) {
     return c.windows[dest] + at_ll(c.ll_blocks, source, dest, number % LL_SLOTS, block_index());
 }
 
-// Counts what was done, for the next call.
-DEVICE void ll_end(const Comm &c, LlShared &s, bool good, u32 sends, u32 takes, u32 headers_from) {
+// Counts what was done, for the next call: thread p says how many messages went to peer p, and came from it.
+DEVICE void ll_end(const Comm &c, LlShared &s, bool good, u32 sends, u32 takes, u32 headers_from, u32 sent = 1, u32 received = 1) {
     if (good && block_index() == 0 && thread_index() >= ll_workers()) {
         u32 p = thread_index() - ll_workers();
         if (p < c.ranks && p != c.rank && headers_from >> p & 1) good = check_header(c, p, s.headers[p]);
@@ -96,8 +96,8 @@ DEVICE void ll_end(const Comm &c, LlShared &s, bool good, u32 sends, u32 takes, 
     u32 p = thread_index();
     if (s.bad || p >= c.ranks || p == c.rank) return;
     u64 own = c.windows[c.rank] + ll_counters(c, p);
-    if (takes >> p & 1) store_word(own + 4, s.counters[p].received + 1);
-    if (sends >> p & 1) store_word(own, s.counters[p].sent + 1);
+    if (takes >> p & 1) store_word(own + 4, s.counters[p].received + received);
+    if (sends >> p & 1) store_word(own, s.counters[p].sent + sent);
 }
 
 // Each rank's part to each other rank; nothing is computed.

@@ -79,7 +79,7 @@ static Comm comm(u32 r, u64 call, u64 timeout_ms = 5000) {
 static u32 shift_of(u64 bytes) { return bytes <= LL_BLOCKS_MAX * 4096ull ? 12 : 13; }
 static const u64 LL_MAX = (u64)LL_BLOCKS_MAX * LL_SPAN_MAX;
 static u32 push_threads = 1024;
-static u64 way_max(Way way) { return way == LL ? LL_MAX : way == LINE ? (u64)LINE_SPAN * LL_BLOCKS_MAX : ~0ull; }
+static u64 way_max(Way way) { return way == LL ? LL_MAX : way == LINE ? 64ull << 20 : ~0ull; }
 
 static void launch(CUfunction f, CUstream s, u32 blocks, u32 threads, void *args) {
     void *params[] = {args};
@@ -426,8 +426,8 @@ static void times() {
     };
     const u64 K = 1024, M = K * K;
     for (u64 b : {8 + 0 * K, 4 * K, 32 * K, 64 * K, 128 * K, 256 * K, 512 * K, M}) reduce("all_reduce f32", k, ALL_REDUCE, b, LL);
-    for (u64 b : {8 + 0 * K, 4 * K, 16 * K, 32 * K, 64 * K, 128 * K, 256 * K, 512 * K, M, 2 * M, 4 * M, 8 * M}) reduce("all_reduce f32", k, ALL_REDUCE, b, LINE);
-    for (u64 b : {512 * K, 2 * M, 4 * M, 8 * M, 16 * M, 32 * M, 128 * M, 1024 * M}) reduce("all_reduce f32", k, ALL_REDUCE, b, PUSH);
+    for (u64 b : {8 + 0 * K, 4 * K, 16 * K, 32 * K, 64 * K, 128 * K, 256 * K, 512 * K, M, 2 * M, 4 * M, 8 * M, 16 * M, 32 * M, 64 * M}) reduce("all_reduce f32", k, ALL_REDUCE, b, LINE);
+    for (u64 b : {512 * K, 2 * M, 8 * M, 16 * M, 32 * M, 64 * M, 128 * M, 1024 * M}) reduce("all_reduce f32", k, ALL_REDUCE, b, PUSH);
     for (u64 b : {512 * K, 8 * M}) reduce("all_reduce bf16", h, ALL_REDUCE, b, LINE);
     reduce("all_reduce bf16", h, ALL_REDUCE, 128 * M, PUSH);
     for (u64 b : {512 * K, 2 * M, 8 * M}) reduce("reduce_scatter", k, REDUCE_SCATTER, b, LINE);
@@ -435,8 +435,8 @@ static void times() {
     for (Move what : {ALL_GATHER, BROADCAST, SEND, ALL_TO_ALL}) {
         const char *name = what == ALL_GATHER ? "all_gather" : what == BROADCAST ? "broadcast" : what == SEND ? "sendrecv" : "alltoall";
         for (u64 b : {8 + 0 * K, 32 * K, 128 * K}) move(name, what, b, LL);
-        for (u64 b : {32 * K, 128 * K, 512 * K, 2 * M, 8 * M}) move(name, what, b, LINE);
-        for (u64 b : {8 * M, 32 * M, 256 * M}) move(name, what, b, PUSH);
+        for (u64 b : {32 * K, 128 * K, 512 * K, 2 * M, 8 * M, 16 * M, 32 * M, 64 * M}) move(name, what, b, LINE);
+        for (u64 b : {8 * M, 16 * M, 32 * M, 64 * M, 256 * M}) move(name, what, b, PUSH);
     }
     for (u64 b : {128 * K, 512 * K, 2 * M, 8 * M, 32 * M, 256 * M, 1024 * M})
         time_one("CE exchange", b, PUSH, [&](u32 r) { CK(cuCtxSetCurrent(g[r].ctx)); CK(cuMemcpyPeerAsync(g[1 - r].out, g[1 - r].ctx, g[r].in, g[r].ctx, b, g[r].stream)); }, false);

@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-static const u32 CHUNK = 4096, THREADS = 128, BLOCKS = 2, LINE_SPAN = 9 * LINE_GROUP;
+static const u32 CHUNK = 4096, THREADS = 128, BLOCKS = 2, LINE_SPAN = 3 * LINE_GROUP;
 enum Way { PACKETS, LINES, PUSH };
 static const Way WAYS[] = {PACKETS, LINES, PUSH};
 static int failures = 0;

@@ -117,43 +117,54 @@ fn nccl(root: &Path, folder: &Path) -> Outcome {
         None => println!("without nccl-tests: BEELINE_NCCL_TESTS is not set"),
     }
     fs::copy(root.join("benches/bundle/p2p.sh"), folder.join("p2p.sh")).map_err(fail)?;
-    // Programs find the driver, and a libnccl.so.2, on the machine that they run on.
-    let stubs = folder.join("stubs");
-    fs::create_dir(&stubs).map_err(fail)?;
-    for name in ["libcuda.so.1", "libnccl.so.2"] {
-        let mut stub = Command::new("cc");
-        stub.args(["-shared", "-x", "c", "/dev/null", "-o"]).arg(stubs.join(name));
-        output(stub.arg(format!("-Wl,-soname,{name}")))?;
-    }
-    let cuda = given("BEELINE_CUDA_INCLUDE");
-    let nccl = given("BEELINE_NCCL_INCLUDE");
-    for (source, program, needs, libraries) in [
-        ("kernels/bench/main.cpp", "kernels-bench", [&cuda, &cuda], &["libcuda.so.1"][..]),
-        (
-            "kernels/bench/processes.cpp",
-            "nccl-tests/processes",
-            [&cuda, &nccl],
-            &["libcuda.so.1", "libnccl.so.2"],
-        ),
+    let (cuda, nccl) = (given("BEELINE_CUDA_INCLUDE"), given("BEELINE_NCCL_INCLUDE"));
+    for (source, program, includes) in [
+        ("kernels/bench/main.cpp", "kernels-bench", [&cuda, &cuda]),
+        ("kernels/bench/processes.cpp", "nccl-tests/processes", [&cuda, &nccl]),
     ] {
-        let [Some(first), Some(second)] = needs else {
-            println!("without {program}: BEELINE_CUDA_INCLUDE, BEELINE_NCCL_INCLUDE");
-            continue;
-        };
-        let mut compile = Command::new("c++");
-        compile
-            .args(["-O2", "-std=c++17", "-w", "-pthread", "-I"])
-            .arg(first)
-            .arg("-I")
-            .arg(second);
-        compile.arg(root.join(source)).arg("-o").arg(folder.join(program));
-        compile.args(["-Wl,--no-as-needed", "-Wl,--unresolved-symbols=ignore-all"]);
-        compile.args(libraries.iter().map(|name| stubs.join(name))).args(["-latomic", "-ldl"]);
-        output(&mut compile)?;
-        let _ = Command::new("strip").arg(folder.join(program)).status();
+        match includes {
+            [Some(first), Some(second)] => {
+                program_over_stubs(&root.join(source), [first, second], &folder.join(program))?;
+            }
+            _ => println!(
+                "without {program}: BEELINE_CUDA_INCLUDE or BEELINE_NCCL_INCLUDE is not set"
+            ),
+        }
     }
-    fs::remove_dir_all(stubs).map_err(fail)?;
     check_size(folder, NCCL_BYTES_MAX)
+}
+
+/// Compiles a program of one source that finds the driver, and a libnccl.so.2, where it runs: here it is linked with
+/// libraries of these names that define what it asks of them, and do nothing.
+fn program_over_stubs(source: &Path, includes: [&PathBuf; 2], program: &Path) -> Outcome {
+    let work = program.with_extension("work");
+    let fail = |error: std::io::Error| format!("{}: {error}", work.display());
+    fs::create_dir_all(&work).map_err(fail)?;
+    let object = work.join("program.o");
+    let mut compile = Command::new("c++");
+    compile.args(["-O2", "-std=c++17", "-w", "-c"]);
+    compile.args(includes.iter().flat_map(|folder| [Path::new("-I"), folder]));
+    output(compile.arg(source).arg("-o").arg(&object))?;
+    let asked = output(Command::new("nm").args(["-u", "-P"]).arg(&object))?;
+    let asked: Vec<&str> = asked.lines().filter_map(|line| line.split(' ').next()).collect();
+    let mut link = Command::new("c++");
+    link.arg(&object).arg("-o").arg(program).args(["-pthread", "-Wl,--no-as-needed"]);
+    for (prefix, library) in [("cu", "libcuda.so.1"), ("nccl", "libnccl.so.2")] {
+        let own: Vec<&&str> = asked.iter().filter(|name| name.starts_with(prefix)).collect();
+        if own.is_empty() {
+            continue;
+        }
+        let text: String = own.iter().map(|name| format!("void {name}(void) {{}}\n")).collect();
+        let (code, stub) = (work.join(format!("{prefix}.c")), work.join(library));
+        fs::write(&code, text).map_err(fail)?;
+        let mut build = Command::new("cc");
+        build.args(["-shared", "-fPIC", "-w"]).arg(format!("-Wl,-soname,{library}"));
+        output(build.arg(&code).arg("-o").arg(&stub))?;
+        link.arg(stub);
+    }
+    output(link.args(["-Wl,--as-needed", "-latomic", "-ldl"]))?;
+    let _ = Command::new("strip").arg(program).status();
+    fs::remove_dir_all(&work).map_err(fail)
 }
 
 /// Copies a file that programs run or load, without what only a debugger reads.

@@ -106,7 +106,26 @@ fn compile(
     if let Some((name, operator)) = of {
         options.extend([format!("-DTYPE={name}"), format!("-DOP={operator}")]);
     }
-    compiler.compile(source, &text, &options).map_err(|error| error.to_string())
+    compiler.compile(source, &text, &options).map(|ptx| renumbered(&ptx)).map_err(|e| e.to_string())
+}
+
+/// The compiler numbers calls in comments, on and on in one process: here from 0 in every module, so that a module does
+/// not depend on those before it.
+fn renumbered(ptx: &str) -> String {
+    const MARK: &str = "callseq ";
+    let mut parts = ptx.split(MARK);
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    let mut known: Vec<&str> = Vec::new();
+    for part in parts {
+        let digits = part.len() - part.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let (number, rest) = part.split_at(digits);
+        let place = known.iter().position(|one| *one == number).unwrap_or_else(|| {
+            known.push(number);
+            known.len() - 1
+        });
+        text.push_str(&format!("{MARK}{place}{rest}"));
+    }
+    text
 }
 
 /// Writes into `into` what `kernels-bench FOLDER mutant` loads, from the sources in `folder`.
@@ -126,8 +145,38 @@ pub(crate) fn write_few(folder: &Path, into: &Path) -> Outcome {
 /// The assembler whose output is committed.
 const ASSEMBLER: &str = "V13.0.88";
 
+/// Says of which PTX each file of machine code was made: a check that needs no assembler.
+const ORIGINS: &str = "sm_90/origins.txt";
+
+/// Modules of collectives: those that have machine code too.
+fn collectives() -> Vec<String> {
+    let reductions = TYPES.iter().flat_map(|(name, _)| {
+        OPERATORS.iter().map(move |operator| format!("{name}-{operator}").to_lowercase())
+    });
+    std::iter::once("move".to_owned()).chain(reductions).collect()
+}
+
+/// What the committed PTX is now, a line a module.
+fn origins(folder: &Path) -> Result<String, String> {
+    let mut all = String::new();
+    for module in collectives() {
+        let place = folder.join(format!("ptx/{module}.ptx"));
+        let text = fs::read(&place).map_err(|error| format!("{}: {error}", place.display()))?;
+        // FNV-1a: against what somebody forgot, not against an enemy.
+        let hash = text.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+        });
+        all.push_str(&format!("{module} {hash:016x}\n"));
+    }
+    Ok(all)
+}
+
 /// Writes, or compares, the machine code of all collectives for compute capability 9.0, made of the committed PTX.
 fn machine_code(folder: &Path, check: bool) -> Outcome {
+    let origins = origins(folder)?;
+    if check && fs::read_to_string(folder.join(ORIGINS)).ok() != Some(origins.clone()) {
+        return Err(format!("kernels/{ORIGINS}: the machine code is of other PTX"));
+    }
     let ptxas = PathBuf::from(std::env::var_os("BEELINE_PTXAS").unwrap_or_else(|| "ptxas".into()));
     match output(Command::new(&ptxas).arg("--version")) {
         Ok(text) if text.contains(ASSEMBLER) => {}
@@ -143,10 +192,7 @@ fn machine_code(folder: &Path, check: bool) -> Outcome {
     fs::create_dir_all(&work).map_err(fail)?;
     fs::create_dir_all(folder.join("sm_90")).map_err(fail)?;
     let mut different = Vec::new();
-    let reductions = TYPES.iter().flat_map(|(name, _)| {
-        OPERATORS.iter().map(move |operator| format!("{name}-{operator}").to_lowercase())
-    });
-    for module in std::iter::once("move".to_owned()).chain(reductions) {
+    for module in collectives() {
         // The same names for all, in a folder of their own: nothing of the place is in what comes out.
         fs::copy(folder.join(format!("ptx/{module}.ptx")), work.join("kernel.ptx"))
             .map_err(fail)?;
@@ -170,6 +216,11 @@ fn machine_code(folder: &Path, check: bool) -> Outcome {
         }
     }
     let _ = fs::remove_dir_all(&work);
+    if !check {
+        // Last: a run that ends early must not look like one that did not.
+        let place = folder.join(ORIGINS);
+        fs::write(&place, origins).map_err(|error| format!("{}: {error}", place.display()))?;
+    }
     if different.is_empty() {
         return Ok(());
     }

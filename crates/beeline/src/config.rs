@@ -96,7 +96,7 @@ pub struct StageConfig {
 
 impl Default for StageConfig {
     fn default() -> Self {
-        Self { slots: 16, slot_bytes: 2 << 20 }
+        Self { slots: 8, slot_bytes: 2 << 20 }
     }
 }
 

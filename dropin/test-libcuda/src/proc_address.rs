@@ -70,6 +70,7 @@ functions! {
     "cuMemsetD8Async" 3020 cuMemsetD8Async;
     "cuStreamCreate" 2000 cuStreamCreate;
     "cuStreamCreateWithPriority" 5050 cuStreamCreateWithPriority;
+    "cuStreamGetPriority" 5050 cuStreamGetPriority;
     "cuStreamQuery" 2000 cuStreamQuery;
     "cuStreamSynchronize" 2000 cuStreamSynchronize;
     "cuDevicePrimaryCtxGetState" 7000 cuDevicePrimaryCtxGetState;

@@ -46,6 +46,8 @@ pub(crate) struct Objects {
     pub(crate) memory: BTreeMap<u64, DeviceMemory>,
     pub(crate) host: BTreeMap<u64, PinnedMem>,
     pub(crate) streams: HashMap<u64, (usize, Arc<Stream>)>,
+    /// Of streams that were made with one.
+    pub(crate) priorities: HashMap<u64, i32>,
     pub(crate) events: HashMap<u64, (usize, Option<Event>)>,
     /// What `cuStreamQuery` waits to see, by stream.
     pub(crate) asked: HashMap<u64, Event>,

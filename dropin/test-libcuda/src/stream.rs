@@ -12,19 +12,31 @@ use crate::ffi::{Cu, Out, export};
 use crate::memory::borrow;
 use crate::state::{Driver, driver, lock};
 
+/// As on an H200.
+const PRIORITY_GREATEST: i32 = -5;
+
 export! {
     fn cuStreamCreate(stream: Out<u64>, flags: u32) {
-        let driver = driver()?;
-        let index = driver.current()?;
-        if flags > 1 { return Err(Cu::INVALID_VALUE); }
-        let made = driver.devices[index].gpu.stream().map_err(|e| driver.code(index, &e))?;
-        let handle = driver.handle();
-        driver.objects().streams.insert(handle, (index, Arc::new(made)));
-        stream.set(handle)
+        stream.set(make(flags)?)
     }
 
-    fn cuStreamCreateWithPriority(stream: Out<u64>, flags: u32, _priority: i32) {
-        match cuStreamCreate(stream, flags) { 0 => Ok(()), code => Err(Cu(code)) }
+    fn cuStreamCreateWithPriority(stream: Out<u64>, flags: u32, priority: i32) {
+        let made = make(flags)?;
+        // Clamped, as drivers do.
+        driver()?.objects().priorities.insert(made, priority.clamp(PRIORITY_GREATEST, 0));
+        stream.set(made)
+    }
+
+    fn cuStreamGetPriority(stream: u64, priority: Out<i32>) {
+        let driver = driver()?;
+        driver.queue(stream)?;
+        priority.set(driver.objects().priorities.get(&stream).copied().unwrap_or(0))
+    }
+
+    fn cuCtxGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) {
+        driver()?.current()?;
+        least.set(0)?;
+        greatest.set(PRIORITY_GREATEST)
     }
 
     fn cuStreamQuery(stream: u64) {
@@ -74,6 +86,7 @@ export! {
 
     fn cuStreamDestroy_v2(stream: u64) {
         driver()?.objects().asked.remove(&stream);
+        driver()?.objects().priorities.remove(&stream);
         driver()?.objects().streams.remove(&stream).map(drop).ok_or(Cu::INVALID_HANDLE)
     }
 
@@ -305,4 +318,17 @@ fn word(driver: &Driver, stream: u64, addr: u64, operation: Word) -> Result<(), 
         (_, None, None) => return Err(Cu::INVALID_VALUE),
     };
     queued.map_err(|error| driver.code(index, &error))
+}
+
+/// A stream of the current device.
+fn make(flags: u32) -> Result<u64, Cu> {
+    let driver = driver()?;
+    let index = driver.current()?;
+    if flags > 1 {
+        return Err(Cu::INVALID_VALUE);
+    }
+    let made = driver.devices[index].gpu.stream().map_err(|e| driver.code(index, &e))?;
+    let handle = driver.handle();
+    driver.objects().streams.insert(handle, (index, Arc::new(made)));
+    Ok(handle)
 }

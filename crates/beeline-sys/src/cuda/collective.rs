@@ -35,6 +35,8 @@ const LINE_DATA: u64 = 120;
 const LINE_GROUP: u64 = 4 * LINE_DATA;
 /// Bytes that a block of lines carries to a peer at least, where there are as many.
 const LINE_SPAN_MIN: u64 = 8 * LINE_GROUP;
+/// Bytes of a part in lines at most, between two ranks.
+const LINE_BYTES_MAX: u64 = 48 << 20;
 /// Threads in a block of lines: warps that send, warps that take, and the one that deals with headers.
 pub const LINE_THREADS: u32 = 544;
 
@@ -64,7 +66,8 @@ pub const fn line_at(ranks: u32) -> u64 {
     push_at(ranks) + others(ranks) * PUSH_BLOCKS * PUSH_SLOTS * chunk_bytes(ranks) as u64
 }
 
-/// Bytes of data that a block carries to a peer in lines at most; 0: windows of so many ranks have no room for lines.
+/// Bytes of data that a block carries to a peer in one message of lines; 0: windows of so many ranks have no room for
+/// lines.
 pub const fn line_span(ranks: u32) -> u32 {
     match ranks {
         0..=2 => 137 * LINE_GROUP as u32,
@@ -74,9 +77,9 @@ pub const fn line_span(ranks: u32) -> u32 {
     }
 }
 
-/// Bytes that travel to a peer in lines at most.
+/// Bytes that travel to a peer in lines at most; where larger, chunks take less time.
 pub const fn line_bytes_max(ranks: u32) -> u64 {
-    line_span(ranks) as u64 * ll_blocks(ranks)
+    if line_span(ranks) == 0 { 0 } else { LINE_BYTES_MAX / others(ranks).next_power_of_two() }
 }
 
 /// Blocks that carry `bytes` and any smaller part in lines.
@@ -84,6 +87,12 @@ pub const fn line_blocks(ranks: u32, bytes: u64) -> u64 {
     // Above, all blocks carry more; a part that is a little smaller may then need more blocks than a larger one.
     let blocks = bytes.div_ceil(LINE_SPAN_MIN);
     if blocks > ll_blocks(ranks) { ll_blocks(ranks) } else { blocks }
+}
+
+/// Messages that a part of `bytes` takes in lines.
+pub const fn line_messages(ranks: u32, bytes: u64) -> u64 {
+    let span = bytes.div_ceil(ll_blocks(ranks)).div_ceil(LINE_GROUP).saturating_mul(LINE_GROUP);
+    if line_span(ranks) == 0 { 0 } else { span.div_ceil(line_span(ranks) as u64) }
 }
 
 /// Bytes of a window of `ranks` ranks.
@@ -142,7 +151,7 @@ pub struct Comm {
     pub ll_blocks: u32,
     /// Offset of the lines in every window.
     pub line_at: u64,
-    /// Bytes of data that a block carries to a peer in lines at most; 0: there are none.
+    /// Bytes of data that a block carries to a peer in one message of lines; 0: there are none.
     pub line_span: u32,
     /// Nothing.
     pub unused: u32,

@@ -127,6 +127,21 @@ impl ForeignStream {
         Ok(true)
     }
 
+    /// Whether the stream was made with a higher priority than usual. Not known is no.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn is_urgent(self, driver: &Arc<Driver>) -> Result<bool, Error> {
+        let Some(ask) = driver.table().cuStreamGetPriority else { return Ok(false) };
+        let _guard = StreamGuard::enter(driver, self)?;
+        let mut priority = 0;
+        // SAFETY: `priority` is a place for one number; a stream that its owner keeps.
+        let result = unsafe { ask(self.raw(), &raw mut priority) };
+        driver.check("cuStreamGetPriority", result, || format!("{self:?}"))?;
+        // Lower numbers are more urgent, 0 is usual (CUDA driver API, cuCtxGetStreamPriorityRange).
+        Ok(priority < 0)
+    }
+
     /// Whether the driver knows the stream; a default stream always.
     pub fn is_known(self, driver: &Arc<Driver>) -> bool {
         StreamGuard::enter(driver, self).is_ok()

@@ -115,6 +115,7 @@ table! {
     required cuMemsetD8Async @ 3020 = "cuMemsetD8Async" (u64, u8, usize, RawStream);
 
     required cuStreamCreate @ 2000 = "cuStreamCreate" (*mut RawStream, u32);
+    optional cuStreamGetPriority @ 5050 = "cuStreamGetPriority" (RawStream, *mut i32);
     optional cuStreamCreateWithPriority @ 5050 = "cuStreamCreateWithPriority" (*mut RawStream, u32, i32);
     optional cuStreamQuery @ 2000 = "cuStreamQuery" (RawStream);
     optional cuStreamSynchronize @ 2000 = "cuStreamSynchronize" (RawStream);

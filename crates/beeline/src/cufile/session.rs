@@ -497,7 +497,7 @@ impl Session {
             late.moved.set(moved);
         };
         late.moved.set(0);
-        if self.options.bool(options::MEMOPS_BYPASS) || self.shares_queues() {
+        if self.options.bool(options::MEMOPS_BYPASS) || self.shares_queues(driver, stream)? {
             self.until_finished(driver, stream)?;
             work();
             return Ok(());
@@ -505,11 +505,16 @@ impl Session {
         self.ordered(driver, ptr)?.queue(stream, &self.crew, work)
     }
 
-    /// Whether the streams of a device share so few hardware queues that a stream which waits at a gate may hold
-    /// up the copy that its gate opens after.
-    fn shares_queues(&self) -> bool {
+    /// Whether a stream that waits at a gate may hold up the copy that its gate opens after: where the streams of a
+    /// device share few hardware queues, and where the stream has the priority of our own, whose queues it shares.
+    fn shares_queues(&self, driver: &Arc<Driver>, stream: ForeignStream) -> Outcome<bool> {
         const USUAL: u64 = 8;
-        self.settings.connections.is_some_and(|count| count < USUAL)
+        if self.settings.connections.is_some_and(|count| count < USUAL) {
+            return Ok(true);
+        }
+        stream
+            .is_urgent(driver)
+            .map_err(|error| Failure::cuda("ask for the stream's priority", &error))
     }
 
     /// Waits until all that is queued in `stream` has run.

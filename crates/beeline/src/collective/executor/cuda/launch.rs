@@ -5,7 +5,7 @@ use std::sync::Arc;
 use beeline_sys::cuda::collective::{
     Element, KernelSet, LINE_THREADS, LL_SPAN_MAX, LL_THREADS_MAX, LL_THREADS_MORE, MoveArgs,
     Operator, PUSH_BLOCKS, PUSH_THREADS, Part, ReduceArgs, Shape, Way, chunk_bytes, line_blocks,
-    ll_blocks,
+    line_bytes_max, line_messages, ll_blocks,
 };
 use beeline_sys::cuda::{DeviceMem, Stream as Handle};
 
@@ -17,11 +17,11 @@ use crate::core::addr::ByteRange;
 use crate::core::collective::{Call, CallError, Collective, DataType, RedOp};
 use crate::error::{Error, Result};
 
-/// Parts up to this many bytes travel as packets where lines can be used, and up to the second without them; measured on
-/// two H200 (docs/p2p.md). Both sides of a part must choose alike, so it depends on nothing but the size, the number
-/// of ranks, and what all ranks agreed on when they joined.
-const PACKETS_MAX: u64 = 48 << 10;
-const PACKETS_ONLY_MAX: u64 = 512 << 10;
+/// Parts up to this many bytes travel as packets: of reductions where lines can be used, and all others; measured on two
+/// H200 (docs/p2p.md). Both sides of a part must choose alike, so it depends on nothing but the size, the number of ranks,
+/// and what all ranks agreed on when they joined.
+const REDUCED_PACKETS_MAX: u64 = 128 << 10;
+const PACKETS_MAX: u64 = 512 << 10;
 /// Up to this many bytes an all-reduce of more than two ranks gives every rank every input; above, each
 /// reduces one part.
 const ONE_SHOT_MAX: u64 = 32 << 10;
@@ -134,7 +134,8 @@ impl Cuda {
         for way in [Way::Packets, Way::Lines, Way::Push] {
             let mut most = 0;
             for (part, all) in args.parts.iter_mut().zip(&all) {
-                let keep = |bytes: u64| if bytes > 0 && self.way(bytes) == way { bytes } else { 0 };
+                let keep =
+                    |bytes: u64| if bytes > 0 && self.way(bytes, false) == way { bytes } else { 0 };
                 (part.send_bytes, part.recv_bytes) = (keep(all.send_bytes), keep(all.recv_bytes));
                 most = most.max(part.send_bytes).max(part.recv_bytes);
             }
@@ -222,31 +223,28 @@ impl Cuda {
             word: work.word,
         };
         args.comm.call = work.packed;
-        let shape = self.shape(self.way(work.bytes), work.bytes);
+        let shape = self.shape(self.way(work.bytes, true), work.bytes);
         self.reduce(set, &args, shape, stream, work.held)
+    }
+
+    /// How a part of `bytes` travels, in a call that reduces or in one that does not.
+    fn way(&self, bytes: u64, reduces: bool) -> Way {
+        let lines = if self.comm.line_span > 0 { line_bytes_max(self.ranks) } else { 0 };
+        let packets = if reduces && lines > 0 { REDUCED_PACKETS_MAX } else { PACKETS_MAX };
+        match bytes {
+            _ if bytes <= packets.min(ll_blocks(self.ranks) * LL_SPAN_MAX) => Way::Packets,
+            _ if bytes <= lines => Way::Lines,
+            _ => Way::Push,
+        }
     }
 
     /// What a message of so many bytes takes of the room in the receiver's window.
     fn room_of(&self, bytes: u64) -> u64 {
-        let lines = u64::from(self.comm.line_span) * u64::from(self.comm.ll_blocks);
-        match self.way(bytes) {
-            // One of two slots.
+        match self.way(bytes, false) {
+            // One of two places.
             Way::Packets => ROOM / 2,
-            Way::Lines if bytes <= lines => ROOM / 2,
-            Way::Lines => u64::MAX,
+            Way::Lines => line_messages(self.ranks, bytes).saturating_mul(ROOM / 2),
             Way::Push => bytes.div_ceil(PUSH_BLOCKS * u64::from(chunk_bytes(self.ranks))),
-        }
-    }
-
-    /// How a part of `bytes` travels.
-    fn way(&self, bytes: u64) -> Way {
-        let packets = ll_blocks(self.ranks) * LL_SPAN_MAX;
-        let lines = u64::from(self.comm.line_span) * u64::from(self.comm.ll_blocks);
-        match bytes {
-            _ if bytes <= PACKETS_MAX.min(packets) => Way::Packets,
-            _ if bytes <= lines => Way::Lines,
-            _ if lines == 0 && bytes <= PACKETS_ONLY_MAX.min(packets) => Way::Packets,
-            _ => Way::Push,
         }
     }
 
