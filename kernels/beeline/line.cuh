@@ -118,9 +118,9 @@ DEVICE bool line_await_room(const Comm &c, LineShared &s, u32 peer, u32 round) {
     if (round == 0) return true;
     u64 consumed = c.windows[c.rank] + ll_counters(c, peer) + 8;
     u32 number = s.ll.counters[peer].sent + 1 + round;
-    bool good = true;
-    if (thread_index() % 32 == 0) good = wait_reaches(c, consumed, number - LL_SLOTS, peer, PHASE_CREDIT, s.ll.headers[peer]);
-    return warp_all(good);
+    bool room = true;
+    if (thread_index() % 32 == 0) room = wait_reaches(c, consumed, number - LL_SLOTS, peer, PHASE_CREDIT, s.ll.headers[peer]);
+    return warp_all(room);
 }
 // After a round that others follow: once all takers have read it, its place is free. False: give up.
 DEVICE bool line_free(const Comm &c, LineShared &s, u32 takes, u32 round, bool good, u32 t, u32 takers) {

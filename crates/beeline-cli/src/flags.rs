@@ -52,6 +52,8 @@ Environment (flags win):
   BEELINE_THREADS        threads that read, write and start copies (one per CPU, 2 to 12)
   BEELINE_CHUNK_BYTES    one read and one copy, 64K to 4M, a power of two (4M)
   BEELINE_QUEUE_DEPTH    direct reads in flight (32)
+  BEELINE_STAGE_SLOTS, BEELINE_STAGE_SLOT_BYTES
+                         staging memory of a local link to GPU memory that cannot be shared (8, 2M)
   BEELINE_STALL_SECONDS  give up a transfer that finishes nothing for so long (60)
   BEELINE_IO_URING       0 forbids io_uring
   BEELINE_LOG            messages of the drop-in libcufile: error, warn, info, debug

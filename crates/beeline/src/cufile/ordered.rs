@@ -23,6 +23,11 @@ const PAUSE_LONG: Duration = Duration::from_micros(200);
 /// How long it sleeps without requests before it ends.
 const IDLE: Duration = Duration::from_secs(5);
 
+/// Streams that may wait at gates at once. The driver puts the streams of a device on few hardware queues, and a copy
+/// that a gate opens after must not stand behind another closed gate: two streams were shown to go well on an H200,
+/// forty were not.
+const STREAMS_MAX: usize = 2;
+
 type Work = Box<dyn FnOnce() + Send>;
 
 /// The gates of the process and who watches them. They are made once and stay: a stream may still look at
@@ -41,6 +46,28 @@ struct State {
     free: VecDeque<(Gate, u32)>,
     waiting: Vec<(Gate, u32, Arc<Crew>, Work)>,
     running: bool,
+    /// Streams with requests under way, and how many.
+    streams: Vec<(ForeignStream, u32)>,
+}
+
+/// Leave for one request to let its stream wait at a gate; gone with the request.
+pub(super) struct Admission {
+    ordered: Arc<Ordered>,
+    stream: ForeignStream,
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        let mut state = lock(&self.ordered.state);
+        let Some(at) = state.streams.iter().position(|(stream, _)| *stream == self.stream) else {
+            return;
+        };
+        let count = state.streams.get(at).map_or(0, |(_, count)| count.saturating_sub(1));
+        match state.streams.get_mut(at) {
+            Some(entry) if count > 0 => entry.1 = count,
+            _ => drop(state.streams.swap_remove(at)),
+        }
+    }
 }
 
 impl Ordered {
@@ -55,9 +82,27 @@ impl Ordered {
             _memory: memory,
             driver: Arc::clone(driver),
             stall,
-            state: Mutex::new(State { free, waiting: Vec::new(), running: false }),
+            state: Mutex::new(State {
+                free,
+                waiting: Vec::new(),
+                running: false,
+                streams: Vec::new(),
+            }),
             changed: Condvar::new(),
         }))
+    }
+
+    /// Leave to queue a request in `stream`; none while as many other streams as may wait have requests under way.
+    pub(super) fn admit(self: &Arc<Self>, stream: ForeignStream) -> Option<Admission> {
+        let mut state = lock(&self.state);
+        if let Some((_, count)) = state.streams.iter_mut().find(|(known, _)| *known == stream) {
+            *count = count.saturating_add(1);
+        } else if state.streams.len() < STREAMS_MAX {
+            state.streams.push((stream, 1));
+        } else {
+            return None;
+        }
+        Some(Admission { ordered: Arc::clone(self), stream })
     }
 
     /// Queues `work` in `stream`: it starts when the stream has come so far, and the stream goes on when

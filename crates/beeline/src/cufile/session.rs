@@ -1,7 +1,7 @@
 //! What lives between open and close: handles, buffers, batches, threads.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
@@ -48,6 +48,8 @@ pub(super) struct Session {
     past: Routes,
     next: AtomicUsize,
     stall: Duration,
+    /// A stream-ordered request timed out: from then on they are carried out at the call.
+    held_up: AtomicBool,
 }
 
 /// One entry of a batch, its pointers checked by nobody yet.
@@ -102,6 +104,7 @@ impl Session {
             past: Routes::default(),
             next: AtomicUsize::new(1),
             stall: crate::config::Config::from_env().stall_timeout,
+            held_up: AtomicBool::new(false),
         }
     }
 
@@ -491,25 +494,38 @@ impl Session {
                 Ok(moved) => isize::try_from(moved).unwrap_or(isize::MAX),
                 Err(failure) => {
                     tracing::error!(code = failure.code.0, "stream-ordered: {}", failure.text);
+                    if failure.is_timeout() {
+                        session.held_up.store(true, Ordering::Relaxed);
+                    }
                     failure.reported()
                 }
             };
             late.moved.set(moved);
         };
         late.moved.set(0);
-        if self.options.bool(options::MEMOPS_BYPASS) || self.shares_queues(driver, stream)? {
-            self.until_finished(driver, stream)?;
-            work();
-            return Ok(());
+        let at_call =
+            self.options.bool(options::MEMOPS_BYPASS) || self.shares_queues(driver, stream)?;
+        let ordered = if at_call { None } else { Some(self.ordered(driver, ptr)?) };
+        match ordered.as_ref().and_then(|ordered| Some((ordered, ordered.admit(stream)?))) {
+            Some((ordered, admission)) => ordered.queue(stream, &self.crew, move || {
+                work();
+                drop(admission);
+            }),
+            None => {
+                self.until_finished(driver, stream)?;
+                work();
+                Ok(())
+            }
         }
-        self.ordered(driver, ptr)?.queue(stream, &self.crew, work)
     }
 
     /// Whether a stream that waits at a gate may hold up the copy that its gate opens after: where the streams of a
     /// device share few hardware queues, and where the stream has the priority of our own, whose queues it shares.
     fn shares_queues(&self, driver: &Arc<Driver>, stream: ForeignStream) -> Outcome<bool> {
         const USUAL: u64 = 8;
-        if self.settings.connections.is_some_and(|count| count < USUAL) {
+        // Once a request did not end, its copy may have stood behind a stream that waited.
+        let held_up = self.held_up.load(Ordering::Relaxed);
+        if held_up || self.settings.connections.is_some_and(|count| count < USUAL) {
             return Ok(true);
         }
         stream
