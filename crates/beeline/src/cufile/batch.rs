@@ -42,6 +42,9 @@ pub(super) struct Batch {
     changed: Condvar,
 }
 
+/// How many times its size a batch may have in the runners' queue, with what was cancelled there.
+const WITHDRAWN_MAX: usize = 8;
+
 #[derive(Default)]
 struct State {
     /// Submitted since the last cancel, and not finished.
@@ -50,6 +53,8 @@ struct State {
     running: usize,
     /// Taken back, but a runner still works on them.
     stale: usize,
+    /// Taken back before a runner came to them: they still stand in its queue.
+    withdrawn: usize,
     ended: VecDeque<Event>,
     /// Entries of earlier generations are taken back.
     generation: u64,
@@ -87,6 +92,15 @@ impl Batch {
                 ),
             ));
         }
+        if state.withdrawn + held + cookies.len() > WITHDRAWN_MAX.saturating_mul(self.capacity) {
+            return Err(Failure::new(
+                OpError::BATCH_FULL,
+                format!(
+                    "{} cancelled entries still stand in the queue; try again",
+                    state.withdrawn
+                ),
+            ));
+        }
         state.pending += cookies.len();
         let generation = state.generation;
         let ticket = |&cookie: &u64| Ticket { batch: Arc::clone(self), cookie, generation };
@@ -120,8 +134,9 @@ impl Batch {
     pub(super) fn take_back(&self) {
         let mut state = lock(&self.state);
         state.generation += 1;
-        state.stale += std::mem::take(&mut state.running);
-        state.pending = 0;
+        let running = std::mem::take(&mut state.running);
+        state.stale += running;
+        state.withdrawn += std::mem::take(&mut state.pending).saturating_sub(running);
         state.ended.clear();
         drop(state);
         self.changed.notify_all();
@@ -155,6 +170,7 @@ impl Ticket {
         {
             let mut state = lock(&self.batch.state);
             if state.generation != self.generation {
+                state.withdrawn = state.withdrawn.saturating_sub(1);
                 return;
             }
             state.running += 1;

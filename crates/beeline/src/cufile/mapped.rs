@@ -5,7 +5,7 @@
 //! are, without that lock. The kernel makes the copies, so that a file that somebody cuts meanwhile, or a
 //! full disk, is an error and never a signal; after one, the request is written the ordinary way, which gives
 //! the exact answer. What `write` does beside the bytes (times of the file, set-user-ID bits, notifications)
-//! is done by a small ordinary write, once a tick of the kernel's clock.
+//! is done by a small ordinary write before it; of small writes in a crowd, once in 4 ms.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,7 +18,7 @@ use beeline_core::addr::ByteRange;
 use beeline_core::plan::Residency;
 use beeline_sys::mem::HostMem;
 use beeline_sys::window::FileWindow;
-use rustix::fs::OFlags;
+use rustix::fs::{IFlags, OFlags, SealFlags};
 
 use crate::storage::{File, Prober};
 use crate::{read_lock, write_lock};
@@ -29,7 +29,7 @@ const FILE_WINDOWS_MAX: usize = 64;
 const WINDOWS_MAX: usize = 256;
 /// Smallest request that is written so: below, an ordinary write is as quick.
 const LEN_MIN: u64 = 4096;
-/// How old the file's times may be after a write: a tick of the kernel's clock.
+/// How old the file's times may be after a small write beside others.
 const TICK_MICROS: u64 = 4000;
 /// For how long writers count as beside each other after they were.
 const CROWD_MICROS: u64 = 2000;
@@ -110,6 +110,11 @@ impl Mapped {
         if range.len < LEN_MIN || !self.usable.load(Ordering::Relaxed) {
             return false;
         }
+        // The description is the caller's too, who may have changed its flags since.
+        let unfit = OFlags::APPEND | OFlags::DIRECT;
+        if rustix::fs::fcntl_getfl(fd).map_or(true, |flags| flags.intersects(unfit)) {
+            return false;
+        }
         let Ok(stat) = rustix::fs::fstat(fd) else { return false };
         let inside = u64::try_from(stat.st_size).is_ok_and(|size| range.end() <= size);
         inside
@@ -135,7 +140,13 @@ impl Mapped {
         while done < len {
             let start = (at + done) % WINDOW;
             let n = (len - done).min(WINDOW - start);
-            let window = self.window(fd, (at + done) / WINDOW)?;
+            let window = self.window(fd, (at + done) / WINDOW).inspect_err(|error| {
+                // What is short may come back; what is forbidden stays so.
+                let short = [rustix::io::Errno::NOMEM, rustix::io::Errno::INTR];
+                if !short.iter().any(|no| error.raw_os_error() == Some(no.raw_os_error())) {
+                    self.usable.store(false, Ordering::Relaxed);
+                }
+            })?;
             let copied = window.memory.fill(start, n, from, from_offset + done);
             match copied {
                 Ok(copied) if copied == n => done += n,
@@ -153,9 +164,12 @@ impl Mapped {
         Ok(())
     }
 
-    /// The end of a request of `len` bytes at `at` that was written so: how many of its last bytes are to be
-    /// written once more the ordinary way.
-    pub(super) fn owed(&self, len: u64) -> u64 {
+    /// Of a request of which `len` bytes are to be written so: how many of its first ones are to be written the
+    /// ordinary way before. Of a small one only where that is a while ago.
+    pub(super) fn owed(&self, len: u64, small: bool) -> u64 {
+        if !small {
+            return len.min(TOUCH);
+        }
         let (now, last) = (micros(), self.touched_at.load(Ordering::Relaxed));
         if last != 0 && now.saturating_sub(last) < TICK_MICROS {
             return 0;
@@ -207,7 +221,17 @@ fn is_usable(fd: BorrowedFd<'_>, flags: OFlags, file: &File) -> bool {
     let Ok(stat) = beeline_sys::file::stat(fd) else { return false };
     let Ok(mount) = rustix::fs::fstatvfs(fd) else { return false };
     let regular = rustix::fs::FileType::from_raw_mode(stat.mode).is_file();
+    // What is or may yet be sealed against writing must have no writable mapping; only memory files have seals.
+    let sealable = rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| {
+        !seals.contains(SealFlags::SEAL)
+            || seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE)
+    });
+    // `chattr +S`: every write is to be on the drive before it returns.
+    let synchronous =
+        rustix::fs::ioctl_getflags(fd).is_ok_and(|flags| flags.contains(IFlags::SYNC));
     regular
+        && !sealable
+        && !synchronous
         && stat.mode & SET_ID == 0
         && FILE_SYSTEMS.contains(&stat.fs_magic)
         && !mount.f_flag.contains(rustix::fs::StatVfsMountFlags::SYNCHRONOUS)

@@ -525,7 +525,9 @@ impl Session {
         const USUAL: u64 = 8;
         // Once a request did not end, its copy may have stood behind a stream that waited.
         let held_up = self.held_up.load(Ordering::Relaxed);
-        if held_up || self.settings.connections.is_some_and(|count| count < USUAL) {
+        // One name for as many streams as there are threads.
+        let many = stream == ForeignStream::PER_THREAD_DEFAULT;
+        if held_up || many || self.settings.connections.is_some_and(|count| count < USUAL) {
             return Ok(true);
         }
         stream

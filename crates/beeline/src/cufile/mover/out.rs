@@ -63,7 +63,7 @@ fn write_mapped(
     let active = (!small).then(|| means.crew.enter());
     let helpers = active.as_ref().map_or(0, |active| match range.len {
         ..=MEDIUM_MAX => active.alone_helpers(HELPERS_MEDIUM.min(means.parallel - 1)),
-        HUGE_MIN.. => active.fair_helpers(HELPERS_HUGE),
+        HUGE_MIN.. => active.fair_helpers(HELPERS_HUGE.min(2 * means.parallel - 1)),
         _ => active.fair_helpers(HELPERS.min(means.parallel - 1)),
     });
     let fits = |mapped: &Mapped| mapped.fits(handle.data(), &handle.file, range);
@@ -95,30 +95,25 @@ fn write_single(
         held.settle(Some(&failure));
         return Err(failure);
     }
-    Ok(fill(handle, held.lane()?.host(), 0, range, true).is_ok())
+    Ok(fill(handle, held.lane()?.host(), 0, range, Some(range.len)).is_ok())
 }
 
-/// Copies a part of a request from `memory` at `from` into the file's pages. After the last part, its end is
-/// written the ordinary way as well, where that is due.
+/// Copies a part of a request from `memory` at `from` into the file's pages. The beginning of a request's `first`
+/// part, with the length of all, is written the ordinary way before, where that is due. Before, as `write` does: a
+/// file that is cut meanwhile is then too short for the rest, which is an error, and never grows around a hole.
 pub(super) fn fill(
     handle: &Handle,
     memory: &HostMem,
     from: u64,
     range: ByteRange,
-    is_last: bool,
+    first: Option<u64>,
 ) -> io::Result<()> {
     let Some(mapped) = &handle.mapped else { return Err(io::ErrorKind::Unsupported.into()) };
-    mapped.fill(handle.data(), (range.start, range.len), memory, from)?;
-    let owed = if is_last { mapped.owed(range.len) } else { 0 };
-    if owed > 0 {
-        let before = range.len - owed;
-        let written =
-            sys::pwrite(handle.data(), memory, from + before, owed, range.start + before)?;
-        if written < owed {
-            return Err(io::ErrorKind::WriteZero.into());
-        }
+    let owed = first.map_or(0, |whole| mapped.owed(range.len, whole <= SINGLE_MAX));
+    if owed > 0 && sys::pwrite(handle.data(), memory, from, owed, range.start)? < owed {
+        return Err(io::ErrorKind::WriteZero.into());
     }
-    Ok(())
+    mapped.fill(handle.data(), (range.start, range.len), memory, from)
 }
 
 fn write_pieces(

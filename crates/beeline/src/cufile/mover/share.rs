@@ -281,7 +281,8 @@ impl Share {
     /// Writes a piece that lies at `from` in `memory`, and starts at `start` of the request.
     fn write_piece(&self, memory: &HostMem, (from, start): (u64, u64), len: u64) {
         let range = ByteRange { start: self.at + start, len };
-        if let Err(error) = fill(&self.handle, memory, from, range, start + len == self.len) {
+        let first = (start == 0).then_some(self.len);
+        if let Err(error) = fill(&self.handle, memory, from, range, first) {
             tracing::debug!(%error, "a mapping was not written; the file is, the ordinary way");
             self.refused.store(true, Ordering::SeqCst);
             self.stop.store(true, Ordering::SeqCst);
