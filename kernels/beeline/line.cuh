@@ -71,6 +71,8 @@ DEVICE void line_write(const Lane &l, u64 to, u64 left, Pair v) {
 DEVICE u64 line_flag(u32 number) { return (u64)ll_flag(number) << 32 | ll_flag(number); }
 DEVICE void line_put(const Lane &l, u64 to, u64 flag, Pair v) {
     u64 b = l.last ? flag : v.b;
+    // Threads that went apart before are together again: eight of them store the line in one instruction.
+    warp_barrier();
     store_line(to + l.at, Quad{(u32)v.a, (u32)(v.a >> 32), (u32)b, (u32)(b >> 32)}, l.last);
 }
 
@@ -79,6 +81,8 @@ DEVICE void line_put(const Lane &l, u64 to, u64 flag, Pair v) {
 template <int MOST>
 DEVICE bool line_take(const Comm &c, LlShared &s, const Lane &l, u32 source, u32 number, u32 first, u32 step, int count, Pair (&v)[MOST]) {
     u64 flag = line_flag(number), at = line_region(c, source, c.rank, number), started = 0;
+    // They load it in one instruction too; each look below begins with all of them.
+    warp_barrier();
 #pragma unroll 1
     for (;;) {
 #pragma unroll 1

@@ -9,7 +9,9 @@
 struct LlShared {
     Counters counters[RANKS_MAX];
     Expected headers[RANKS_MAX];
-    u32 bad;
+    // What ll_begin found, which nobody writes after its barrier: all threads of a block decide alike. And what any
+    // thread found by the end.
+    u32 refused, bad;
 };
 
 DEVICE u64 ll_counters(const Comm &c, u32 peer) {
@@ -29,7 +31,7 @@ DEVICE bool ll_begin(const Comm &c, LlShared &s, u32 sends, u32 headers_to, u32 
     u64 own = c.windows[c.rank];
     if (thread_index() < 32) {
         u32 p = thread_index();
-        if (p == 0) s.bad = 0;
+        if (p == 0) s.refused = s.bad = 0;
         warp_barrier();
         if (p < c.ranks && p != c.rank) {
             Quad q = load_packet(own + ll_counters(c, p));
@@ -37,7 +39,7 @@ DEVICE bool ll_begin(const Comm &c, LlShared &s, u32 sends, u32 headers_to, u32 
             store_word(c.windows[p] + ll_counters(c, c.rank) + 8, q.y);
             if (sends >> p & 1 && q.x - q.z >= LL_SLOTS &&
                 !wait_reaches(c, own + ll_counters(c, p) + 8, q.x - (LL_SLOTS - 1), p, PHASE_CREDIT, Expected{0, 0, 0}))
-                s.bad = 1;
+                s.refused = 1;
         }
     } else if (thread_index() >= ll_workers()) {
         u32 p = thread_index() - ll_workers();
@@ -51,7 +53,7 @@ DEVICE bool ll_begin(const Comm &c, LlShared &s, u32 sends, u32 headers_to, u32 
         }
     }
     barrier(0, block_threads());
-    return s.bad == 0;
+    return s.refused == 0;
 }
 
 // What packets of the message `number` carry. Numbers wrap, and 0 is what a packet says that was never written:

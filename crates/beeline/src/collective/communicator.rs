@@ -106,11 +106,11 @@ impl Communicator {
             },
             settings: settings.clone(),
         })?;
-        // Nobody makes a call before everybody is ready for it.
-        exchange.all_gather(&[], &[], deadline)?;
         if !executor.is_staged() && ranks > 1 {
             watch::over(&control)?;
         }
+        // Nobody makes a call before everybody is ready for it.
+        exchange.all_gather(&[], &[], deadline)?;
         Ok(Self {
             inner: Arc::new(Inner {
                 sm: compute_capability(gpu),

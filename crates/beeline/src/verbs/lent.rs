@@ -6,7 +6,8 @@
 //! ([`Fetches`]): the message [`Tag::Released`](super::link). A cookie in a packet that is given up before it
 //! is sent is found by asking what is still to be sent ([`Lent::sweep`]).
 //!
-//! A peer that lies about it harms itself alone: what it releases early it may find changed when it fetches it.
+//! A peer that lies about it harms itself alone: what it releases early it may find changed when it fetches it, and one
+//! that releases nothing, or does not listen, is served the slow way from a bound on.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -36,6 +37,8 @@ pub(super) struct Lent<S> {
 
 /// Packets made and not sent that are nothing out of the ordinary.
 const UNSENT_MANY: usize = 4096;
+/// Most cookies in use, and most runs of them that the peer is to be told.
+const ENTRIES_MAX: usize = 1 << 18;
 
 #[derive(Debug)]
 struct Entry<S> {
@@ -102,6 +105,11 @@ impl<S> Lent<S> {
         }
         self.shrink();
         self.unsent_many = UNSENT_MANY.max(self.unsent.saturating_mul(2));
+    }
+
+    /// Whether no further cookie is to be made for now.
+    pub(super) fn is_full(&self) -> bool {
+        self.entries.len() >= ENTRIES_MAX
     }
 
     /// Whether a packet with a cookie was made, and not sent yet.
@@ -198,9 +206,13 @@ impl Fetches {
         if cookie == 0 {
             return;
         }
-        match self.done.back_mut() {
-            Some((first, count)) if first.checked_add(*count) == Some(cookie) => *count += 1,
-            _ => self.done.push_back((cookie, 1)),
+        if let Some((first, count)) = self.done.back_mut()
+            && first.checked_add(*count) == Some(cookie)
+        {
+            *count += 1;
+        } else if self.done.len() < ENTRIES_MAX {
+            // Beyond, the peer does not listen: it is told no more.
+            self.done.push_back((cookie, 1));
         }
     }
 

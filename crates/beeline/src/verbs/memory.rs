@@ -370,7 +370,10 @@ impl Memories {
         }
         let memories = op.segments.iter().map(|segment| memory(segment.region).cloned()).collect();
         let stage = match (&self.peer, op.kind) {
-            (Some(peer), MemKind::Read) => peer.lock().stage().cloned(),
+            (Some(peer), MemKind::Read) => {
+                let peer = peer.lock();
+                peer.stage().filter(|_| !peer.lent.is_full()).cloned()
+            }
             _ => None,
         };
         let job = Job { op, memories, sources, stage };
@@ -395,6 +398,10 @@ impl Memories {
             return None;
         }
         let mut peer = self.peer.as_ref().map(|peer| peer.lock())?;
+        // A peer that releases nothing gets the bytes themselves.
+        if peer.lent.is_full() {
+            return None;
+        }
         let given =
             |region| self.given.get(&region).filter(|(number, _)| peer.can_read(*number)).copied();
         if !op.segments.iter().all(|segment| given(segment.region).is_some()) {
@@ -414,7 +421,14 @@ impl Memories {
     fn sources(&self, op: &MemOp) -> Result<Vec<Piece>, MemFault> {
         match (&self.peer, op.kind) {
             (Some(peer), MemKind::Pull) => {
-                peer.lock().resolve(op.buffer.get(op.at..).ok_or(MemFault)?)
+                let pieces = peer.lock().resolve(op.buffer.get(op.at..).ok_or(MemFault)?)?;
+                // The packet says how long it is, and each piece again: nothing is made room for that it did not say.
+                let named: u64 = pieces.iter().map(|piece| u64::from(piece.len)).sum();
+                if named != op.len() as u64 {
+                    self.fetched(pieces.iter().map(|piece| piece.cookie));
+                    return Err(MemFault);
+                }
+                Ok(pieces)
             }
             (None, MemKind::Pull) => Err(MemFault),
             _ => Ok(Vec::new()),

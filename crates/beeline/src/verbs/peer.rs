@@ -48,6 +48,8 @@ use crate::memory::GpuMemory;
 /// Regions given to the peer, and taken from it, at most. What is registered beyond goes through the
 /// ring.
 const REGIONS_MAX: usize = 4096;
+/// Handles of GPU memory that wait until there is a GPU to map them: each is a descriptor.
+const PENDING_MAX: usize = 64;
 
 /// Bytes of a reference to one piece of memory: region, offset, length, and the cookie that is released
 /// when its bytes have been fetched.
@@ -365,7 +367,7 @@ impl Peer {
             return;
         }
         let Some(gpu) = self.gpus.first() else {
-            if self.pending.len() < REGIONS_MAX {
+            if self.pending.len() < PENDING_MAX {
                 self.pending.push((number, whole, fd));
             }
             return;

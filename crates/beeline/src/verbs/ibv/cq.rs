@@ -97,11 +97,19 @@ impl Cq {
             return Ok(Some(completion));
         }
         let mut taken = Vec::with_capacity(16);
-        self.cq
-            .poll(&mut taken)
-            .map_err(|error| driver_error(self.device.name(), "poll a completion queue", error))?;
-        pending.extend(taken.iter().filter_map(|wc| self.completion(wc)));
-        let found = pending.pop_front();
+        let mut found = None;
+        // What is left of queue pairs that are gone is passed over, so that what stands behind it is found.
+        for _ in 0..self.capacity / 16 + 2 {
+            taken.clear();
+            let count = self.cq.poll(&mut taken).map_err(|error| {
+                driver_error(self.device.name(), "poll a completion queue", error)
+            })?;
+            pending.extend(taken.iter().filter_map(|wc| self.completion(wc)));
+            found = pending.pop_front();
+            if found.is_some() || count == 0 {
+                break;
+            }
+        }
         drop(pending);
         if found.is_none() {
             self.vain_poll()?;

@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::{lock, read_lock};
 
 /// Times that a queue pair is asked for with half the inline bytes, where a NIC refuses so many.
-const INLINE_HALVINGS: u32 = 12;
+const INLINE_HALVINGS: u32 = 14;
 
 /// A queue pair of the kernel's.
 #[derive(Debug)]

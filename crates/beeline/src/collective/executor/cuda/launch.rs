@@ -83,8 +83,12 @@ impl Cuda {
     /// Sends and receives, in as many launches as [`launches`] says, and in each small parts before large ones.
     pub(super) fn transfers(&mut self, list: &[Posted], stream: &Handle) -> Result<()> {
         let mut all = Vec::with_capacity(list.len());
+        let mut ways = Vec::new();
         for posted in list {
             let call = &posted.call;
+            if call.root != self.rank {
+                ways.push(self.way(bytes_of(call)?, false));
+            }
             let cost = match call.root == self.rank {
                 // Both ends are in one launch: it is a copy.
                 true => u64::MAX,
@@ -92,7 +96,8 @@ impl Cuda {
             };
             all.push(Transfer { peer: call.root, sends: call.kind == Collective::Send, cost });
         }
-        for launch in launches(&all) {
+        let mixed = ways.windows(2).any(|two| matches!(two, [a, b] if a != b));
+        for launch in launches(&all, mixed) {
             let mut args = Box::new(MoveArgs { comm: self.comm, ..MoveArgs::default() });
             let mut held = Held::new();
             for posted in launch.into_iter().filter_map(|index| list.get(index)) {
@@ -241,9 +246,9 @@ impl Cuda {
     /// What a message of so many bytes takes of the room in the receiver's window.
     fn room_of(&self, bytes: u64) -> u64 {
         match self.way(bytes, false) {
-            // One of two places.
-            Way::Packets => ROOM / 2,
-            Way::Lines => line_messages(self.ranks, bytes).saturating_mul(ROOM / 2),
+            // One of two places: the other may still hold what was not acknowledged.
+            Way::Packets => ROOM,
+            Way::Lines => line_messages(self.ranks, bytes).saturating_mul(ROOM),
             Way::Push => bytes.div_ceil(PUSH_BLOCKS * u64::from(chunk_bytes(self.ranks))),
         }
     }
@@ -253,10 +258,13 @@ impl Cuda {
         let blocks_max = ll_blocks(self.ranks);
         let (blocks, threads) = match way {
             Way::Packets => {
-                let span = if most <= blocks_max << 12 { 1 << 12 } else { 1 << 13 };
+                let small = most <= blocks_max << 12;
+                let span = if small { 1 << 12 } else { 1 << 13 };
                 let threads = most.min(span).div_ceil(8).next_multiple_of(32);
                 let threads = threads.min(LL_THREADS_MAX.into()) as u32 + LL_THREADS_MORE;
-                (most.div_ceil(span).clamp(1, blocks_max), threads)
+                // A smaller part than the largest may be cut finer, and need all blocks.
+                let blocks = if small { most.div_ceil(span) } else { blocks_max };
+                (blocks.clamp(1, blocks_max), threads)
             }
             Way::Lines => (line_blocks(self.ranks, most).clamp(1, blocks_max), LINE_THREADS),
             Way::Push => (most.div_ceil(16).clamp(1, PUSH_BLOCKS), PUSH_THREADS),

@@ -15,11 +15,13 @@ pub(super) struct Transfer {
     pub(super) cost: u64,
 }
 
-/// The room in a window for what is sent by one rank: two messages of packets or lines, or so many chunks a block.
+/// The room in a window for what is sent by one rank: one message of packets or lines that is certain, or so many chunks a
+/// block.
 pub(super) const ROOM: u64 = 4;
 
-/// Indices into `all`, by launch.
-pub(super) fn launches(all: &[Transfer]) -> Vec<Vec<usize>> {
+/// Indices into `all`, by launch. `mixed`: a launch may become several kernels, one behind the other, so that a send
+/// could stand behind what this rank receives even where there is one of each.
+pub(super) fn launches(all: &[Transfer], mixed: bool) -> Vec<Vec<usize>> {
     let mut counted: Vec<(u32, bool, usize, u64)> = Vec::new();
     // The place of each among those of its pair and direction, and what these cost up to it.
     let mut places = Vec::with_capacity(all.len());
@@ -39,7 +41,7 @@ pub(super) fn launches(all: &[Transfer]) -> Vec<Vec<usize>> {
         places.push((count, cost));
     }
     let rounds = places.iter().map(|(place, _)| place + 1).max().unwrap_or(0);
-    if rounds <= 1 {
+    if rounds <= 1 && !mixed {
         return if all.is_empty() { Vec::new() } else { vec![(0..all.len()).collect()] };
     }
     let (mut early, mut late) = (vec![Vec::new(); rounds], vec![Vec::new(); rounds]);
@@ -78,7 +80,11 @@ mod tests {
             (&[send(1, u64::MAX), send(1, u64::MAX)], &[&[0], &[1]]),
         ];
         for (all, expected) in cases {
-            assert_eq!(launches(all), expected, "{all:?}");
+            assert_eq!(launches(all, false), expected, "{all:?}");
         }
+        // A small receive would stand before a large send.
+        assert_eq!(launches(&[take(1), send(1, 2)], true), [[1], [0]]);
+        assert_eq!(launches(&[take(1), send(1, 5)], true), [[0, 1]]);
+        assert!(launches(&[], true).is_empty());
     }
 }
