@@ -246,9 +246,10 @@ impl Cuda {
     /// What a message of so many bytes takes of the room in the receiver's window.
     fn room_of(&self, bytes: u64) -> u64 {
         match self.way(bytes, false) {
-            // One of two places: the other may still hold what was not acknowledged.
-            Way::Packets => ROOM,
-            Way::Lines => line_messages(self.ranks, bytes).saturating_mul(ROOM),
+            // One of two places. The other may hold what an earlier call sent and nobody has acknowledged since: then the
+            // second waits for the next call of the receiver.
+            Way::Packets => ROOM / 2,
+            Way::Lines => line_messages(self.ranks, bytes).saturating_mul(ROOM / 2),
             Way::Push => bytes.div_ceil(PUSH_BLOCKS * u64::from(chunk_bytes(self.ranks))),
         }
     }

@@ -15,7 +15,7 @@ pub(super) struct Transfer {
     pub(super) cost: u64,
 }
 
-/// The room in a window for what is sent by one rank: one message of packets or lines that is certain, or so many chunks a
+/// The room in a window for what is sent by one rank: two messages of packets or lines, or so many chunks a
 /// block.
 pub(super) const ROOM: u64 = 4;
 

@@ -97,14 +97,19 @@ impl Worker {
                     self.receive(transfer, &wait)?
                 };
             }
-            for transfer in active.iter_mut().filter(|transfer| shared.is_over(transfer)) {
-                if transfer.go_on() {
+            // Asked once: a transfer that is over a moment later still has its followers.
+            active.retain_mut(|transfer| {
+                if !shared.is_over(transfer) {
+                    return true;
+                }
+                let goes_on = transfer.go_on();
+                if goes_on {
                     shared.offer(transfer);
                     shared.control.announce_transfer(&transfer.mine);
                     moved = true;
                 }
-            }
-            active.retain(|transfer| !shared.is_over(transfer));
+                goes_on
+            });
             let Some(first) = active.first() else { return Ok(()) };
             if moved {
                 wait.renew();
