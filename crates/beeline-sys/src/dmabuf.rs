@@ -4,8 +4,6 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
-use rustix::mm::{MapFlags, ProtFlags};
-
 use crate::mem::{Extent, HostMem};
 
 /// `UDMABUF_CREATE_LIST` of linux/udmabuf.h: `_IOW('u', 0x43, struct udmabuf_create_list)`.
@@ -64,19 +62,7 @@ pub fn of_memory_file(memfd: impl AsFd, extents: &[Extent]) -> io::Result<OwnedF
 /// # Errors
 /// What `mmap(2)` says; the CUDA driver answers 524 (`ENOTSUPP`, which has no name in user space).
 pub fn map(fd: impl AsFd, offset: u64, len: usize) -> io::Result<HostMem> {
-    // Not over a reservation: a driver that refuses would leave a hole, which is somebody else's then.
-    // SAFETY: a new mapping at an address of the kernel's choice aliases nothing.
-    let ptr = unsafe {
-        rustix::mm::mmap(
-            std::ptr::null_mut(),
-            len,
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::SHARED,
-            fd.as_fd(),
-            offset,
-        )
-    }?;
-    HostMem::own(ptr, len)
+    HostMem::map(fd, offset, len)
 }
 
 /// Length of a dma-buf (or a memory file) in bytes, as the kernel knows it.

@@ -17,6 +17,7 @@ pub mod mem;
 pub mod net;
 pub mod nvml;
 pub mod nvrtc;
+mod symbol;
 #[doc(hidden)]
 pub mod testing;
 pub mod thread;

@@ -220,7 +220,25 @@ impl HostMem {
         Ok(Self { ptr, len, owned: false, file: None })
     }
 
-    pub(crate) fn own(ptr: *mut c_void, len: usize) -> io::Result<Self> {
+    /// `len` bytes of what `fd` stands for, from `offset` on, shared, to be read and written. Unlike
+    /// [`from_extents`](Self::from_extents) not over a reservation: where the mapping is refused, nothing is left
+    /// of it.
+    pub(crate) fn map(fd: impl AsFd, offset: u64, len: usize) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing.
+        let ptr = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                fd.as_fd(),
+                offset,
+            )
+        }?;
+        Self::own(ptr, len)
+    }
+
+    fn own(ptr: *mut c_void, len: usize) -> io::Result<Self> {
         let ptr = NonNull::new(ptr.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { ptr, len, owned: true, file: None })
     }

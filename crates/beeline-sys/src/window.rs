@@ -3,8 +3,6 @@
 use std::io;
 use std::os::fd::AsFd;
 
-use rustix::mm::{MapFlags, ProtFlags};
-
 use crate::mem::HostMem;
 
 /// Part of a file's page cache by address, for writing without the file's lock.
@@ -24,18 +22,7 @@ impl FileWindow {
     /// What `mmap(2)` says: `EACCES` where the file is not open for both, `ENODEV` where its file system
     /// has no such mappings, `EPERM` for a sealed file, `ENOMEM`.
     pub fn new(file: impl AsFd, offset: u64, len: usize) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing.
-        let ptr = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                file.as_fd(),
-                offset,
-            )
-        }?;
-        Ok(Self { mem: HostMem::own(ptr, len)? })
+        Ok(Self { mem: HostMem::map(file, offset, len)? })
     }
 
     /// Copies `len` bytes of `from` at `from_offset` into the file's pages at `offset` of the window, by

@@ -11,6 +11,7 @@ use libloading::os::unix::{Library as Dl, RTLD_LOCAL, RTLD_NOW};
 
 use super::LoadError;
 use super::types::*;
+use crate::symbol::find;
 
 pub(super) const LIBRARY: &str = "libibverbs.so.1";
 
@@ -87,18 +88,4 @@ pub(super) fn load() -> Result<Table, LoadError> {
         LoadError::Unloadable { text: text.unwrap_or_else(|| error.to_string()) }
     })?;
     Table::load(&ManuallyDrop::new(dl))
-}
-
-/// # Safety
-/// `F` is a function pointer type with the signature of the function that is exported as `name`.
-unsafe fn find<F: Copy>(dl: &Dl, name: &str) -> Option<F> {
-    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    // SAFETY: the symbol is only read as an address here.
-    let symbol = unsafe { dl.get::<*mut c_void>(name.as_bytes()) }.ok()?;
-    let found = symbol.into_raw();
-    if found.is_null() {
-        return None;
-    }
-    // SAFETY: the sizes are equal, the address is not null, and the caller promises its type.
-    Some(unsafe { std::mem::transmute_copy(&found) })
 }

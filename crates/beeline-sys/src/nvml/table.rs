@@ -1,12 +1,13 @@
 //! The functions of `libnvidia-ml.so.1`, found at run time by their versioned names.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::c_char;
 use std::mem::ManuallyDrop;
 use std::path::Path;
 
 use libloading::os::unix::{Library as Dl, RTLD_LOCAL, RTLD_NOW};
 
 use super::{OpenError, RawBar1, RawDevice, RawPci, Return};
+use crate::symbol::find;
 
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
@@ -70,18 +71,4 @@ pub(super) fn load(path: Option<&Path>) -> Result<Table, OpenError> {
         OpenError::Unloadable { library, text: text.unwrap_or_else(|| error.to_string()) }
     })?;
     Table::load(&ManuallyDrop::new(dl))
-}
-
-/// # Safety
-/// `F` is a function pointer type with the signature of the function that is exported as `name`.
-unsafe fn find<F: Copy>(dl: &Dl, name: &str) -> Option<F> {
-    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    // SAFETY: the symbol is only read as an address here.
-    let symbol = unsafe { dl.get::<*mut c_void>(name.as_bytes()) }.ok()?;
-    let found = symbol.into_raw();
-    if found.is_null() {
-        return None;
-    }
-    // SAFETY: the sizes are equal, the address is not null, and the caller promises its type.
-    Some(unsafe { std::mem::transmute_copy(&found) })
 }

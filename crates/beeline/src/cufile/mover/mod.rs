@@ -131,34 +131,32 @@ pub(super) fn write(
 }
 
 fn read_host(handle: &Handle, target: &Target, at: u64, len: u64) -> Outcome<u64> {
-    let mut done = 0;
-    while done < len {
-        let n = target.ptr.pread(handle.data(), target.offset + done, len - done, at + done);
-        match n {
-            Ok(0) => break,
-            Ok(n) => done += n,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(_) if done > 0 => break,
-            Err(error) => return Err(failed("read", handle, at, len, &error)),
-        }
-    }
+    let part = |done| target.ptr.pread(handle.data(), target.offset + done, len - done, at + done);
+    let done = to_the_end(len, part).map_err(|error| failed("read", handle, at, len, &error))?;
     Routes::count(&handle.routes.host, done);
     Ok(done)
 }
 
 fn write_host(handle: &Handle, target: &Target, at: u64, len: u64) -> Outcome<u64> {
+    let part = |done| target.ptr.pwrite(handle.data(), target.offset + done, len - done, at + done);
+    let done = to_the_end(len, part).map_err(|error| failed("write", handle, at, len, &error))?;
+    Routes::count(&handle.routes.written, done);
+    Ok(done)
+}
+
+/// Moves `len` bytes by calls that may move fewer, each told how many are done; an error only where nothing was
+/// moved before.
+fn to_the_end(len: u64, mut part: impl FnMut(u64) -> io::Result<u64>) -> io::Result<u64> {
     let mut done = 0;
     while done < len {
-        let n = target.ptr.pwrite(handle.data(), target.offset + done, len - done, at + done);
-        match n {
+        match part(done) {
             Ok(0) => break,
             Ok(n) => done += n,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(_) if done > 0 => break,
-            Err(error) => return Err(failed("write", handle, at, len, &error)),
+            Err(error) => return Err(error),
         }
     }
-    Routes::count(&handle.routes.written, done);
     Ok(done)
 }
 
