@@ -40,15 +40,15 @@ fn a_stream_that_looks_late_goes_through_its_gate() {
     for (number, (pass, opened)) in cases.into_iter().enumerate() {
         let gate = Gate(u32::try_from(number).unwrap());
         gates.open(gate, opened);
-        gates.pass(&driver, stream, gate, pass).unwrap();
+        gates.pass(&driver, stream, gate, pass, None).unwrap();
         let went = stream.finish(&driver);
         assert!(went.is_ok(), "pass {pass} of a gate open for {opened}: {went:?}");
         assert!(gates.has_come(gate, pass));
     }
     let gate = Gate(100);
     gates.open(gate, 4);
-    gates.pass(&driver, stream, gate, 5).unwrap();
-    gates.pass(&driver, stream, Gate(101), 1).unwrap();
+    gates.pass(&driver, stream, gate, 5, None).unwrap();
+    gates.pass(&driver, stream, Gate(101), 1, None).unwrap();
     assert!(!gates.has_come(Gate(101), 1), "went past a gate that is open for an earlier pass");
     gates.open(gate, 5);
     gates.open(Gate(101), 1);

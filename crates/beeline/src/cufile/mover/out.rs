@@ -129,7 +129,7 @@ fn write_pieces(
     let (mut started, mut done, mut place) = (0, 0, 0);
     if len <= piece {
         held.copy(Copy { into: false, device: from, at: 0, len })?;
-        return write_cached(handle, held.lane()?, 0, at, len)
+        return write_cached(handle, held.lane()?.host(), 0, at, len)
             .map_err(|error| failed("write", handle, at, len, &error));
     }
     while done < len {
@@ -144,7 +144,7 @@ fn write_pieces(
         }
         let Some((in_lane, n, mark)) = flying.pop_front() else { break };
         held.wait(mark)?;
-        let written = write_cached(handle, held.lane()?, in_lane, at + done, n);
+        let written = write_cached(handle, held.lane()?.host(), in_lane, at + done, n);
         match written {
             Ok(written) => {
                 done += written;
@@ -159,16 +159,16 @@ fn write_pieces(
     Ok(done)
 }
 
-fn write_cached(
+pub(super) fn write_cached(
     handle: &Handle,
-    lane: &beeline_sys::cuda::Lane,
+    memory: &HostMem,
     from: u64,
     at: u64,
     len: u64,
 ) -> io::Result<u64> {
     let mut done = 0;
     while done < len {
-        match sys::pwrite(handle.data(), lane.host(), from + done, len - done, at + done) {
+        match sys::pwrite(handle.data(), memory, from + done, len - done, at + done) {
             Ok(0) => break,
             Ok(n) => done += n,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -1,0 +1,246 @@
+//! Requests in stream order: the caller's stream comes to a gate, the request is carried out, the gate opens. No
+//! callback runs in the driver's threads, so streams do not wait for each other.
+//!
+//! All that a device does for a request is queued in the caller's own stream at the call: a word that says that the
+//! stream has come, a gate, a kernel that moves the bytes between the device and the request's slot, the gate's end.
+//! No other stream is needed for it, whose copies a closed gate might hold up: the driver puts the streams of a device
+//! on few hardware queues, and does not tell which share one.
+
+mod request;
+mod slots;
+
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use beeline_sys::cuda::{Driver, Error, ForeignStream, Gate, Gates, Home, Slot};
+use beeline_sys::cuda::{StageKernel, StageKernels, Turns};
+
+use super::crew::Crew;
+use super::status::{Failure, OpError, Outcome};
+use crate::config::Config;
+use crate::gpu::{Gpu, PinnedMem};
+use crate::{lock, wait_timeout};
+use request::{Common, Request, Seen};
+use slots::{Run, Slots};
+
+pub(super) use request::{Begin, Finish, Rest, Work};
+
+/// Requests in streams at once, over the whole process.
+const GATES: u64 = 1024;
+const GATE_BYTES: u64 = 512;
+/// How long the dispatcher looks without pause after something has happened.
+const EAGER: Duration = Duration::from_micros(100);
+/// Its pauses after that.
+const PAUSE: Duration = Duration::from_micros(20);
+const PAUSE_LONG: Duration = Duration::from_micros(200);
+/// How long it sleeps without requests before it ends.
+const IDLE: Duration = Duration::from_secs(5);
+/// Threads that read and write files for requests in streams.
+const THREADS_MIN: usize = 4;
+const THREADS_MAX: usize = 16;
+
+/// The gates of the process and who watches them. They are made once and stay: a stream may still look at
+/// a word after the request that it waited for has ended.
+pub(super) struct Ordered {
+    common: Arc<Common>,
+    _memory: PinnedMem,
+    driver: Arc<Driver>,
+    kernels: StageKernels,
+    slots: Arc<Slots>,
+    stall: Duration,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    /// Gates with their last pass, the longest unused first: streams that still look at it have gone on.
+    free: VecDeque<(Gate, u32)>,
+    /// Requests that the dispatcher does not know yet.
+    new: Vec<Arc<Request>>,
+    running: bool,
+}
+
+/// What moves the bytes of a request between a device and the host.
+pub(super) struct Carrier {
+    run: Run,
+    kernel: StageKernel,
+    /// Out of the device.
+    out: bool,
+}
+
+impl Ordered {
+    /// # Errors
+    /// What pinning says.
+    pub(super) fn new(gpu: &Gpu, driver: &Arc<Driver>, stall: Duration) -> Outcome<Arc<Self>> {
+        let memory = gpu.pin(GATES * GATE_BYTES)?;
+        let gates = Gates::new(Arc::clone(memory.registration()?), Arc::clone(memory.mem()));
+        let free = (0..gates.len()).map(|gate| (Gate(gate), 0)).collect();
+        let cpus = std::thread::available_parallelism().map_or(THREADS_MIN, usize::from);
+        let threads = cpus.clamp(THREADS_MIN, THREADS_MAX);
+        let common = Common {
+            gates: Arc::new(gates),
+            // Its own: threads of plain requests wait for copies, which a closed gate may hold up.
+            crew: Crew::new(threads),
+            threads,
+            stall,
+            moving: AtomicUsize::new(0),
+        };
+        Ok(Arc::new(Self {
+            common: Arc::new(common),
+            _memory: memory,
+            driver: Arc::clone(driver),
+            kernels: StageKernels::default(),
+            slots: Slots::new(gpu, &Config::from_env()),
+            stall,
+            state: Mutex::new(State { free, new: Vec::new(), running: false }),
+            changed: Condvar::new(),
+        }))
+    }
+
+    /// The kernel for `stream`, loaded when first asked for.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(super) fn kernel(&self, stream: ForeignStream, home: Home) -> Result<StageKernel, Error> {
+        self.kernels.of(&self.driver, stream, home)
+    }
+
+    /// A slot for a request of about `bytes`, with the kernel that goes with it; none where all are in use now. Never
+    /// waits.
+    ///
+    /// # Errors
+    /// What pinning says.
+    pub(super) fn carrier(
+        &self,
+        kernel: StageKernel,
+        out: bool,
+        bytes: u64,
+    ) -> Outcome<Option<Carrier>> {
+        let run = self.slots.take(bytes)?;
+        Ok(run.map(|run| Carrier { run, kernel, out }))
+    }
+
+    /// Queues a request in `stream`: it begins when the stream has come so far, and the stream goes on when
+    /// it has ended.
+    ///
+    /// # Errors
+    /// `ASYNC_NOT_SUPPORTED` while the stream is being captured (nothing was queued) and where the driver
+    /// lacks stream memory operations; `ETIMEDOUT` where all gates stay in use.
+    pub(super) fn queue(
+        self: &Arc<Self>,
+        stream: ForeignStream,
+        carrier: Option<Carrier>,
+        begin: Begin,
+    ) -> Outcome<()> {
+        let (gate, last) = self.take()?;
+        let pass = last.wrapping_add(1).max(1);
+        let gates = &self.common.gates;
+        gates.forget(gate);
+        let timeout = self.stall.saturating_mul(2).saturating_add(Duration::from_secs(10));
+        let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        let turns = carrier.as_ref().map(|Carrier { run, kernel, out }| {
+            let slot = Slot { memory: run.registration(), at: run.start(), cell: run.cell() };
+            Turns { kernel: *kernel, slot, out: *out, timeout_ns }
+        });
+        let queued = gates.pass(&self.driver, stream, gate, pass, turns.as_ref());
+        if let Err((error, used)) = &queued {
+            if *used {
+                // What was queued goes through, and moves nothing. A gate that something may still write to is never
+                // used again, nor is the slot.
+                gates.open_end(gate, pass);
+                gates.open(gate, pass);
+                std::mem::forget(carrier);
+            } else {
+                lock(&self.state).free.push_front((gate, last));
+            }
+            return Err(Failure::cuda(format!("queue a request in {stream:?}"), error));
+        }
+        let run = carrier.map(|carrier| carrier.run);
+        let request = Arc::new(Request::new(gate, pass, run, begin));
+        let mut state = lock(&self.state);
+        state.new.push(Arc::clone(&request));
+        if !state.running {
+            state.running = self.start();
+            if !state.running {
+                // No thread: the request is reported as failed, so it must never run. What it holds is free again
+                // when there is a thread that sees its end.
+                drop(state);
+                request.give_up();
+                gates.open_end(gate, pass);
+                gates.open(gate, pass);
+                let text = "no thread for stream-ordered requests could be started";
+                return Err(Failure::new(OpError::INTERNAL_ERROR, text));
+            }
+        }
+        drop(state);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    fn take(&self) -> Outcome<(Gate, u32)> {
+        let deadline = Instant::now() + self.stall;
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(free) = state.free.pop_front() {
+                return Ok(free);
+            }
+            if Instant::now() >= deadline {
+                return Err(Failure::timeout(format!(
+                    "{GATES} stream-ordered requests are under way and none ended within {:?}",
+                    self.stall
+                )));
+            }
+            state = wait_timeout(&self.changed, state, Duration::from_millis(5));
+        }
+    }
+
+    fn start(self: &Arc<Self>) -> bool {
+        let own = Arc::clone(self);
+        let builder = std::thread::Builder::new().name("beeline-gates".to_owned());
+        builder.spawn(move || own.watch()).is_ok()
+    }
+
+    /// Looks which requests' streams have come to them, and how far their kernels are.
+    fn watch(self: &Arc<Self>) {
+        let mut requests: Vec<Arc<Request>> = Vec::new();
+        let mut last = Instant::now();
+        loop {
+            {
+                let mut state = lock(&self.state);
+                if requests.is_empty() && state.new.is_empty() {
+                    if last.elapsed() > IDLE {
+                        state.running = false;
+                        return;
+                    }
+                    drop(wait_timeout(&self.changed, state, IDLE));
+                    continue;
+                }
+                requests.append(&mut state.new);
+            }
+            let mut gone = Vec::new();
+            requests.retain(|request| match request.look(&self.common) {
+                Seen::Nothing => true,
+                Seen::Progress => {
+                    last = Instant::now();
+                    true
+                }
+                Seen::Gone => {
+                    gone.push((request.gate, request.pass));
+                    false
+                }
+            });
+            if !gone.is_empty() {
+                last = Instant::now();
+                lock(&self.state).free.extend(gone);
+                self.changed.notify_all();
+            }
+            match last.elapsed() {
+                since if since < EAGER => std::hint::spin_loop(),
+                since if since < Duration::from_millis(10) => std::thread::sleep(PAUSE),
+                _ => std::thread::sleep(PAUSE_LONG),
+            }
+        }
+    }
+}
