@@ -2,7 +2,7 @@
 // A longer one is cut into chunks: chunk c goes through cell c % STAGE_CELLS of the slot, by the block of that number,
 // which waits for its turn at the cell before each chunk and says when it is done. A block waits for the host alone, so
 // blocks need not run at the same time, and no other stream is needed to get them to their end.
-// crates/beeline-sys/src/cuda/gate.rs has the same layout in Rust.
+// crates/beeline-sys/src/cuda/stage.rs has the same layout in Rust.
 #pragma once
 #include "access.cuh"
 

@@ -40,11 +40,30 @@ fn also_without_stream_memory_operations_or_streams_to_wait_in() {
     }
 }
 
-/// A stream that waits must not hold up the copy that it waits for: with few queues it does not wait at all.
+/// Requests in streams need no other stream: however few queues and slots there are.
 #[test]
-fn few_hardware_queues_make_stream_ordered_requests_wait_in_the_call() {
-    let env = [("CUDA_DEVICE_MAX_CONNECTIONS", "1"), ("BEELINE_STALL_SECONDS", "8")];
-    conforms(&[], "connections", &env);
+fn many_streams_wait_for_each_other_whatever_they_share() {
+    for more in [("CUDA_DEVICE_MAX_CONNECTIONS", "1"), ("BEELINE_POOL_BYTES", "16M")] {
+        conforms(&[], "connections", &[more, ("BEELINE_STALL_SECONDS", "20")]);
+    }
+    for group in ["streams", "connections"] {
+        conforms(&[], group, &[("BEELINE_POOL_BYTES", "1")]);
+    }
+}
+
+/// Where the stream cannot wait or copy for them, they are carried out at the call, and it waits for no stream without
+/// end.
+#[test]
+fn requests_in_streams_are_carried_out_at_the_call_where_nothing_else_goes() {
+    let json = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(json.path(), r#"{ "miscellaneous": { "stream_memops_bypass": true } }"#)
+        .unwrap();
+    let bypass = ("CUFILE_ENV_PATH_JSON", json.path().to_str().unwrap());
+    let hidden = |names| ("BEELINE_TEST_CUDA_HIDE", names);
+    for more in [bypass, hidden("cuStreamWriteValue32"), hidden("cuCtxGetId")] {
+        let env = [more, ("CONFORMANCE_AT_CALL", "1"), ("BEELINE_STALL_SECONDS", "8")];
+        conforms(&[], "connections", &env);
+    }
 }
 
 /// 10,000 entries at once finish with 64 MiB of staging memory, and with two lanes alone.

@@ -17,6 +17,8 @@ use crate::memory::{Budget, Keeper, Pool, Slot};
 const UNITS: u64 = 64;
 /// Bytes of the smallest slot.
 const UNIT: u64 = SLOT_BYTES / UNITS;
+/// As many slots as there can be at least, whatever sizes are asked for, while all memory can be pinned.
+const SLOTS_MIN: u64 = 16;
 
 /// The slots of the process.
 #[derive(Debug)]
@@ -58,7 +60,7 @@ impl Slots {
     /// # Errors
     /// What pinning says, where there is not even one slab.
     pub(super) fn take(self: &Arc<Self>, bytes: u64) -> Outcome<Option<Run>> {
-        let most = bytes.div_ceil(UNIT).clamp(1, UNITS).next_power_of_two();
+        let most = bytes.div_ceil(UNIT).clamp(1, self.units_max()).next_power_of_two();
         if let Some(run) = self.find(most)? {
             return Ok(Some(run));
         }
@@ -75,6 +77,12 @@ impl Slots {
             }
         }
         Ok(None)
+    }
+
+    /// Units of the largest slot.
+    const fn units_max(&self) -> u64 {
+        let share = (self.slabs_max as u64).saturating_mul(UNITS) / SLOTS_MIN;
+        if share > UNITS { UNITS } else { share }
     }
 
     fn find(self: &Arc<Self>, units: u64) -> Outcome<Option<Run>> {
