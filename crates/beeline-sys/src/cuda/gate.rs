@@ -76,6 +76,9 @@ impl Gates {
         turns.map_or(Ok(()), |turns| turns.check(control, pass)).map_err(clean)?;
         // SAFETY: an aligned word of memory that lives as long as the process's gates.
         let result = unsafe { write(stream.raw(), control + COME, pass, 0) };
+        if result == CuResult::NOT_SUPPORTED {
+            return Err(clean(Error::Unsupported { what: "stream memory operations" }));
+        }
         driver.check("cuStreamWriteValue32", result, || format!("{stream:?}")).map_err(clean)?;
         let wait_for = |word| {
             // A stream that looks late may find the gate opened for a later pass already: passes count up, and

@@ -12,7 +12,7 @@ use beeline_sys::user::UserPtr;
 use super::buffers::{Looked, Place, Target};
 use super::mover::{self, Job};
 use super::options;
-use super::ordered::{Begin, Carrier, Finish, Ordered, Rest, Work};
+use super::ordered::{Begin, Carrier, Finish, Ordered, Refusal, Rest, Work};
 use super::session::{Late, Session, uuid_of};
 use super::status::{Failure, OpError, Outcome};
 use crate::lock;
@@ -95,15 +95,20 @@ impl Session {
             place,
         };
         late.moved.set(0);
-        match self.carry(driver, &asked, stream)? {
-            Carried::AtCall(reason) => {
-                self.tell_once(reason);
-                self.until_finished(driver, stream)?;
-                asked.at_call();
-                Ok(())
+        let (reason, asked) = match self.carry(driver, &asked, stream)? {
+            Carried::AtCall(reason) => (reason, asked),
+            Carried::InStream(ordered, carrier) => {
+                match ordered.queue(stream, carrier, asked, Asked::begin) {
+                    Ok(()) => return Ok(()),
+                    Err(Refusal::Failed(failure)) => return Err(failure),
+                    Err(Refusal::Unsupported(asked)) => (AtCall::NoStreamOperations, asked),
+                }
             }
-            Carried::InStream(ordered, carrier) => ordered.queue(stream, carrier, asked.begin()),
-        }
+        };
+        self.tell_once(reason);
+        self.until_finished(driver, stream)?;
+        asked.at_call();
+        Ok(())
     }
 
     /// Who moves the bytes of a request.
@@ -241,7 +246,7 @@ impl Asked {
             let since = Instant::now();
             let work = self.work(size, offsets).unwrap_or_else(|failure| Work::Over(Err(failure)));
             let aligned =
-                (size | offsets.0.cast_unsigned() | offsets.1.cast_unsigned()) % PAGE == 0;
+                (size | offsets.0.cast_unsigned() | offsets.1.cast_unsigned()).is_multiple_of(PAGE);
             let write = self.operation == Operation::Write;
             let finish: Finish = Box::new(move |outcome, cpu| {
                 let stats = &self.session.stats;

@@ -6,6 +6,7 @@
 //! No other stream is needed for it, whose copies a closed gate might hold up: the driver puts the streams of a device
 //! on few hardware queues, and does not tell which share one.
 
+mod moving;
 mod request;
 mod slots;
 
@@ -70,6 +71,19 @@ pub(super) struct Carrier {
     out: bool,
 }
 
+/// Why a request was not queued.
+pub(super) enum Refusal<A> {
+    Failed(Failure),
+    /// The driver does not do that; here is the request again.
+    Unsupported(A),
+}
+
+impl<A> From<Failure> for Refusal<A> {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
 impl Ordered {
     /// # Errors
     /// What pinning says.
@@ -123,17 +137,18 @@ impl Ordered {
     }
 
     /// Queues a request in `stream`: it begins when the stream has come so far, and the stream goes on when
-    /// it has ended.
+    /// it has ended. `begin` makes of `asked` what is done then.
     ///
     /// # Errors
-    /// `ASYNC_NOT_SUPPORTED` while the stream is being captured (nothing was queued) and where the driver
-    /// lacks stream memory operations; `ETIMEDOUT` where all gates stay in use.
-    pub(super) fn queue(
+    /// `ASYNC_NOT_SUPPORTED` while the stream is being captured (nothing was queued); `ETIMEDOUT` where all gates stay
+    /// in use; what the driver says. Where it has no stream memory operations nothing was queued, and `asked` comes back.
+    pub(super) fn queue<A>(
         self: &Arc<Self>,
         stream: ForeignStream,
         carrier: Option<Carrier>,
-        begin: Begin,
-    ) -> Outcome<()> {
+        asked: A,
+        begin: fn(A) -> Begin,
+    ) -> Result<(), Refusal<A>> {
         let (gate, last) = self.take()?;
         let pass = last.wrapping_add(1).max(1);
         let gates = &self.common.gates;
@@ -154,11 +169,20 @@ impl Ordered {
                 std::mem::forget(carrier);
             } else {
                 lock(&self.state).free.push_front((gate, last));
+                if matches!(error, Error::Unsupported { .. }) {
+                    return Err(Refusal::Unsupported(asked));
+                }
             }
-            return Err(Failure::cuda(format!("queue a request in {stream:?}"), error));
+            return Err(Failure::cuda(format!("queue a request in {stream:?}"), error).into());
         }
         let run = carrier.map(|carrier| carrier.run);
-        let request = Arc::new(Request::new(gate, pass, run, begin));
+        self.hand_over(Request::new(gate, pass, run, begin(asked)))?;
+        Ok(())
+    }
+
+    /// Has the dispatcher look at a request that was queued.
+    fn hand_over(self: &Arc<Self>, request: Request) -> Outcome<()> {
+        let request = Arc::new(request);
         let mut state = lock(&self.state);
         state.new.push(Arc::clone(&request));
         if !state.running {
@@ -168,8 +192,8 @@ impl Ordered {
                 // when there is a thread that sees its end.
                 drop(state);
                 request.give_up();
-                gates.open_end(gate, pass);
-                gates.open(gate, pass);
+                self.common.gates.open_end(request.gate, request.pass);
+                self.common.gates.open(request.gate, request.pass);
                 let text = "no thread for stream-ordered requests could be started";
                 return Err(Failure::new(OpError::INTERNAL_ERROR, text));
             }
@@ -177,6 +201,11 @@ impl Ordered {
         drop(state);
         self.changed.notify_all();
         Ok(())
+    }
+
+    /// Unpins what no request uses.
+    pub(super) fn trim(&self) {
+        self.slots.trim();
     }
 
     fn take(&self) -> Outcome<(Gate, u32)> {

@@ -4,6 +4,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use beeline_core::addr::VirtAddr;
 use beeline_sys::cuda::{CELLS, HostRegistration};
 use beeline_sys::mem::HostMem;
 
@@ -38,9 +39,18 @@ struct Slab {
 /// A slot in use; given back when dropped, so only after whoever uses it has ended.
 #[derive(Debug)]
 pub(super) struct Run {
-    slots: Arc<Slots>,
+    // Before the lease: a slab that is given back may be unpinned at once, and not by whoever drops this.
     memory: PinnedMem,
     registration: Arc<HostRegistration>,
+    lease: Lease,
+}
+
+/// Units of a slab in use.
+#[derive(Debug)]
+struct Lease {
+    slots: Arc<Slots>,
+    /// By the address of its memory.
+    slab: VirtAddr,
     units: u64,
     at: u64,
 }
@@ -95,8 +105,8 @@ impl Slots {
         };
         let registration = Arc::clone(memory.registration()?);
         slab.used |= mask(units) << at;
-        let slots = Arc::clone(self);
-        Ok(Some(Run { slots, memory, registration, units, at }))
+        let lease = Lease { slots: Arc::clone(self), slab: memory.mem().addr(), units, at };
+        Ok(Some(Run { memory, registration, lease }))
     }
 
     /// Adds a slab; false where there may be no more.
@@ -128,12 +138,19 @@ impl Slots {
         Ok(true)
     }
 
-    fn give(&self, run: &Run) {
-        let addr = run.memory.mem().addr();
-        let is_of = |slab: &&mut Slab| slab.memory.memory().is_some_and(|m| m.mem().addr() == addr);
+    fn give(&self, lease: &Lease) {
+        let is_of = |slab: &&mut Slab| {
+            slab.memory.memory().is_some_and(|memory| memory.mem().addr() == lease.slab)
+        };
         if let Some(slab) = lock(&self.slabs).iter_mut().find(is_of) {
-            slab.used &= !(mask(run.units) << run.at);
+            slab.used &= !(mask(lease.units) << lease.at);
         }
+    }
+
+    /// Unpins what no request uses.
+    pub(super) fn trim(&self) {
+        while self.give_up_one() {}
+        self.pool.trim();
     }
 }
 
@@ -158,12 +175,12 @@ impl Run {
 
     /// Where in it the slot starts.
     pub(super) const fn start(&self) -> u64 {
-        self.at * UNIT
+        self.lease.at * UNIT
     }
 
     /// Bytes of the slot.
     pub(super) const fn bytes(&self) -> u64 {
-        self.units * UNIT
+        self.lease.units * UNIT
     }
 
     /// Bytes of one of its cells.
@@ -173,7 +190,7 @@ impl Run {
     }
 }
 
-impl Drop for Run {
+impl Drop for Lease {
     fn drop(&mut self) {
         self.slots.give(self);
     }
