@@ -11,6 +11,7 @@ mod request;
 mod slots;
 
 use std::collections::VecDeque;
+use std::num::NonZeroU64;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -23,7 +24,7 @@ use super::status::{Failure, OpError, Outcome};
 use crate::config::Config;
 use crate::gpu::{Gpu, PinnedMem};
 use crate::{lock, wait_timeout};
-use request::{Common, Request, Seen};
+use request::{Common, Hands, Request, Seen, Task};
 use slots::{Run, Slots};
 
 pub(super) use request::{Begin, Finish, Rest, Work};
@@ -38,6 +39,8 @@ const PAUSE: Duration = Duration::from_micros(20);
 const PAUSE_LONG: Duration = Duration::from_micros(200);
 /// How long it sleeps without requests before it ends.
 const IDLE: Duration = Duration::from_secs(5);
+/// Threads that dispatch, at most.
+const DISPATCHERS_MAX: usize = 4;
 /// Threads that read and write files for requests in streams.
 const THREADS_MIN: usize = 4;
 const THREADS_MAX: usize = 16;
@@ -53,6 +56,8 @@ pub(super) struct Ordered {
     stall: Duration,
     state: Mutex<State>,
     changed: Condvar,
+    /// What the dispatcher looks at.
+    watched: Mutex<Vec<Arc<Request>>>,
 }
 
 struct State {
@@ -60,7 +65,9 @@ struct State {
     free: VecDeque<(Gate, u32)>,
     /// Requests that the dispatcher does not know yet.
     new: Vec<Arc<Request>>,
-    running: bool,
+    /// Threads that dispatch: one, and more while those are busy with a part of a request.
+    dispatchers: usize,
+    busy: usize,
 }
 
 /// What moves the bytes of a request between a device and the host.
@@ -100,6 +107,7 @@ impl Ordered {
             threads,
             stall,
             moving: AtomicUsize::new(0),
+            bin: Mutex::default(),
         };
         Ok(Arc::new(Self {
             common: Arc::new(common),
@@ -108,8 +116,9 @@ impl Ordered {
             kernels: StageKernels::default(),
             slots: Slots::new(gpu, &Config::from_env()),
             stall,
-            state: Mutex::new(State { free, new: Vec::new(), running: false }),
+            state: Mutex::new(State { free, new: Vec::new(), dispatchers: 0, busy: 0 }),
             changed: Condvar::new(),
+            watched: Mutex::default(),
         }))
     }
 
@@ -175,8 +184,9 @@ impl Ordered {
             }
             return Err(Failure::cuda(format!("queue a request in {stream:?}"), error).into());
         }
+        let out = carrier.as_ref().is_some_and(|carrier| carrier.out);
         let run = carrier.map(|carrier| carrier.run);
-        self.hand_over(Request::new(gate, pass, run, begin(asked)))?;
+        self.hand_over(Request::new((gate, pass), stream, (run, out), begin(asked)))?;
         Ok(())
     }
 
@@ -185,18 +195,19 @@ impl Ordered {
         let request = Arc::new(request);
         let mut state = lock(&self.state);
         state.new.push(Arc::clone(&request));
-        if !state.running {
-            state.running = self.start();
-            if !state.running {
-                // No thread: the request is reported as failed, so it must never run. What it holds is free again
-                // when there is a thread that sees its end.
-                drop(state);
-                request.give_up();
-                self.common.gates.open_end(request.gate, request.pass);
-                self.common.gates.open(request.gate, request.pass);
-                let text = "no thread for stream-ordered requests could be started";
-                return Err(Failure::new(OpError::INTERNAL_ERROR, text));
-            }
+        let wanted = (1 + state.busy).min(DISPATCHERS_MAX);
+        if state.dispatchers < wanted && self.start() {
+            state.dispatchers += 1;
+        }
+        if state.dispatchers == 0 {
+            // No thread: the request is reported as failed, so it must never run. What it holds is free again
+            // when there is a thread that sees its end.
+            drop(state);
+            request.give_up();
+            self.common.gates.open_end(request.gate, request.pass);
+            self.common.gates.open(request.gate, request.pass);
+            let text = "no thread for stream-ordered requests could be started";
+            return Err(Failure::new(OpError::INTERNAL_ERROR, text));
         }
         drop(state);
         self.changed.notify_all();
@@ -233,43 +244,90 @@ impl Ordered {
 
     /// Looks which requests' streams have come to them, and how far their kernels are.
     fn watch(self: &Arc<Self>) {
-        let mut requests: Vec<Arc<Request>> = Vec::new();
+        // A nap takes as long as it says, and not 50 us more. Only a matter of speed.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1000));
         let mut last = Instant::now();
         loop {
-            {
-                let mut state = lock(&self.state);
-                if requests.is_empty() && state.new.is_empty() {
-                    if last.elapsed() > IDLE {
-                        state.running = false;
-                        return;
-                    }
-                    drop(wait_timeout(&self.changed, state, IDLE));
-                    continue;
-                }
-                requests.append(&mut state.new);
+            if self.is_done(&mut last) {
+                return;
             }
-            let mut gone = Vec::new();
-            requests.retain(|request| match request.look(&self.common) {
-                Seen::Nothing => true,
-                Seen::Progress => {
-                    last = Instant::now();
-                    true
-                }
-                Seen::Gone => {
-                    gone.push((request.gate, request.pass));
-                    false
-                }
-            });
-            if !gone.is_empty() {
+            let mut own: Vec<Task> = Vec::new();
+            // What panics must not take its thread along.
+            let look = std::panic::AssertUnwindSafe(|| self.look(&mut own));
+            if std::panic::catch_unwind(look).unwrap_or(true) {
                 last = Instant::now();
-                lock(&self.state).free.extend(gone);
-                self.changed.notify_all();
+            }
+            for task in own {
+                // The next request of another stream finds somebody who looks.
+                lock(&self.state).busy += 1;
+                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(task));
+                lock(&self.state).busy -= 1;
+                last = Instant::now();
             }
             match last.elapsed() {
                 since if since < EAGER => std::hint::spin_loop(),
                 since if since < Duration::from_millis(10) => std::thread::sleep(PAUSE),
-                _ => std::thread::sleep(PAUSE_LONG),
+                _ => {
+                    self.common.empty_bin();
+                    std::thread::sleep(PAUSE_LONG);
+                }
             }
         }
+    }
+
+    /// Takes in new requests, which are something that happened; sleeps while there are none. Whether the calling thread
+    /// is not needed any more.
+    fn is_done(&self, last: &mut Instant) -> bool {
+        loop {
+            let mut state = lock(&self.state);
+            if state.dispatchers > 1 + state.busy {
+                state.dispatchers -= 1;
+                return true;
+            }
+            let mut watched = lock(&self.watched);
+            if !state.new.is_empty() {
+                *last = Instant::now();
+            }
+            watched.append(&mut state.new);
+            if !watched.is_empty() {
+                return false;
+            }
+            drop(watched);
+            if last.elapsed() > IDLE {
+                state.dispatchers = state.dispatchers.saturating_sub(1);
+                return true;
+            }
+            if lock(&self.common.bin).is_empty() {
+                drop(wait_timeout(&self.changed, state, IDLE));
+            } else {
+                drop(state);
+                self.common.empty_bin();
+            }
+        }
+    }
+
+    /// Looks at every request once; whether any came on. `own` is what is left to the calling thread.
+    fn look(&self, own: &mut Vec<Task>) -> bool {
+        let mut gone = Vec::new();
+        let mut progress = false;
+        {
+            let mut watched = lock(&self.watched);
+            let first = watched.first().map(|request| request.stream);
+            let alone = watched.iter().all(|request| Some(request.stream) == first);
+            let mut hands = if alone { Hands::Own(own) } else { Hands::Crew };
+            watched.retain(|request| {
+                let seen = request.look(&self.common, &mut hands);
+                progress |= seen != Seen::Nothing;
+                if seen == Seen::Gone {
+                    gone.push((request.gate, request.pass));
+                }
+                seen != Seen::Gone
+            });
+        }
+        if !gone.is_empty() {
+            lock(&self.state).free.extend(gone);
+            self.changed.notify_all();
+        }
+        progress
     }
 }

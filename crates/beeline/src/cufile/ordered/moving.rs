@@ -175,6 +175,13 @@ impl Moving {
         Some((Arc::clone(&self.job), claim))
     }
 
+    /// A piece that was claimed is to be dealt with by another thread.
+    pub(super) fn put_back(&mut self, claim: &Claim) {
+        if let Some(cell) = self.cells.get_mut(claim.cell) {
+            cell.turn = Turn::Host;
+        }
+    }
+
     /// Takes in how far a piece came.
     pub(super) fn take(&mut self, claim: &Claim, came: Piece, request: &Request, common: &Common) {
         if self.concluded {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use beeline_sys::cuda::{Gate, Gates};
+use beeline_sys::cuda::{ForeignStream, Gate, Gates};
 
 use super::super::crew::Crew;
 use super::super::mover::Job;
@@ -18,6 +18,10 @@ use super::moving::Moving;
 use super::slots::Run;
 use crate::lock;
 
+/// Largest slot of a request whose bytes the dispatcher itself takes out of the page cache.
+const QUICK_MAX: u64 = 64 << 10;
+/// Ended requests that are kept before somebody lets go of what they hold.
+const BIN_MAX: usize = 64;
 /// How long a thread looks for a cell that the kernel is about to give back, before it does something else.
 const LINGER: Duration = Duration::from_micros(20);
 
@@ -48,6 +52,41 @@ pub(super) struct Common {
     pub(super) stall: Duration,
     /// Requests whose bytes are being moved.
     pub(super) moving: AtomicUsize,
+    /// What ended requests held: its end may wait for a device, and must not where others depend on the thread.
+    pub(super) bin: Mutex<Vec<Rest>>,
+}
+
+impl Common {
+    /// Lets go of `rest` later.
+    fn discard(&self, rest: Rest) {
+        let full = {
+            let mut bin = lock(&self.bin);
+            bin.push(rest);
+            bin.len() >= BIN_MAX
+        };
+        if full {
+            self.empty_bin();
+        }
+    }
+
+    /// Has a thread let go of what is kept.
+    pub(super) fn empty_bin(&self) {
+        let kept = std::mem::take(&mut *lock(&self.bin));
+        if !kept.is_empty() {
+            self.crew.submit(move || drop(kept));
+        }
+    }
+}
+
+/// A part of a request.
+pub(super) type Task = Box<dyn FnOnce() + Send>;
+
+/// Who carries parts of requests out.
+pub(super) enum Hands<'a> {
+    /// Other threads; the dispatcher only what takes no time.
+    Crew,
+    /// The dispatcher takes the first part, once it has looked at all requests: no other stream waits for it.
+    Own(&'a mut Vec<Task>),
 }
 
 /// A request that is queued.
@@ -56,6 +95,9 @@ pub(super) struct Request {
     pub(super) pass: u32,
     /// Where there is one, there is a kernel between the gate and its end.
     pub(super) run: Option<Run>,
+    /// From the device to the file.
+    out: bool,
+    pub(super) stream: ForeignStream,
     state: Mutex<State>,
 }
 
@@ -92,8 +134,13 @@ pub(super) enum Seen {
 }
 
 impl Request {
-    pub(super) fn new(gate: Gate, pass: u32, run: Option<Run>, begin: Begin) -> Self {
-        Self { gate, pass, run, state: Mutex::new(State::Waiting(begin)) }
+    pub(super) fn new(
+        (gate, pass): (Gate, u32),
+        stream: ForeignStream,
+        (run, out): (Option<Run>, bool),
+        begin: Begin,
+    ) -> Self {
+        Self { gate, pass, run, out, stream, state: Mutex::new(State::Waiting(begin)) }
     }
 
     /// Drops what it would have done: it is reported as failed by the call itself.
@@ -101,8 +148,8 @@ impl Request {
         *lock(&self.state) = State::Over;
     }
 
-    /// Looks how far the stream and the kernel have come, and has threads do what there is to do.
-    pub(super) fn look(self: &Arc<Self>, common: &Arc<Common>) -> Seen {
+    /// Looks how far the stream and the kernel have come, and has `hands` do what there is to do.
+    pub(super) fn look(self: &Arc<Self>, common: &Arc<Common>, hands: &mut Hands<'_>) -> Seen {
         let mut state = lock(&self.state);
         let seen = match &mut *state {
             State::Waiting(_) if common.gates.has_come(self.gate, self.pass) => {
@@ -110,7 +157,14 @@ impl Request {
                     return Seen::Nothing;
                 };
                 drop(state);
-                self.submit(common, move |request, common| request.begin(begin, common));
+                if matches!(hands, Hands::Crew) && self.is_quick() {
+                    self.begin(begin, common, true);
+                } else {
+                    let task = move |own: &Arc<Self>, common: &Arc<Common>| {
+                        own.begin(begin, common, false);
+                    };
+                    self.submit(common, hands, task);
+                }
                 return Seen::Progress;
             }
             State::Waiting(_) | State::Begun => Seen::Nothing,
@@ -120,18 +174,22 @@ impl Request {
                 let seen = moving.look(self, common);
                 let wanted = moving.hire(common);
                 for _ in 0..wanted {
-                    self.submit(common, |request, common| request.work(common));
+                    self.submit(common, hands, |request, common| request.work(common));
                 }
                 seen
             }
         };
         if let Some(moving) = state.take_over() {
-            drop(state);
-            // Its end may wait for a device: not here.
-            common.crew.submit(move || drop(moving));
+            common.discard(moving);
             return Seen::Progress;
         }
         seen
+    }
+
+    /// Whether the dispatcher itself may begin it: a write, which begins with words alone, or a read of so little that
+    /// the page cache may give it at once.
+    fn is_quick(&self) -> bool {
+        self.run.as_ref().is_some_and(|run| self.out || run.bytes() <= QUICK_MAX)
     }
 
     fn is_unused(&self, common: &Common) -> bool {
@@ -141,15 +199,19 @@ impl Request {
     fn submit(
         self: &Arc<Self>,
         common: &Arc<Common>,
+        hands: &mut Hands<'_>,
         task: impl FnOnce(&Arc<Self>, &Arc<Common>) + Send + 'static,
     ) {
         let (request, shared) = (Arc::clone(self), Arc::clone(common));
-        common.crew.submit(move || task(&request, &shared));
+        let task = move || task(&request, &shared);
+        match hands {
+            Hands::Own(own) if own.is_empty() => own.push(Box::new(task)),
+            _ => common.crew.submit(task),
+        }
     }
 
-    fn begin(self: &Arc<Self>, begin: Begin, common: &Arc<Common>) {
-        // Goes last.
-        let _rest;
+    /// Finds out what is asked for, and begins to move it; where `quick`, without a wait for a drive.
+    fn begin(self: &Arc<Self>, begin: Begin, common: &Arc<Common>, quick: bool) {
         // Whatever becomes of it, the stream goes on.
         let mut opener = Opener { request: self, common, armed: true };
         let cpu = beeline_sys::thread::cpu_time();
@@ -160,7 +222,7 @@ impl Request {
             Work::Through(job) => match &self.run {
                 Some(run) => {
                     opener.armed = false;
-                    return self.start(*job, run, finish, common);
+                    return self.start(*job, run, finish, common, quick);
                 }
                 None => {
                     let text = "the memory was the host's at the call, and is a device's now";
@@ -169,25 +231,45 @@ impl Request {
                 }
             },
         };
-        _rest = finish(outcome, beeline_sys::thread::cpu_time().saturating_sub(cpu));
+        common.discard(finish(outcome, beeline_sys::thread::cpu_time().saturating_sub(cpu)));
         // The opener does the rest.
     }
 
-    fn start(self: &Arc<Self>, job: Job, run: &Run, finish: Finish, common: &Arc<Common>) {
+    fn start(
+        self: &Arc<Self>,
+        job: Job,
+        run: &Run,
+        finish: Finish,
+        common: &Arc<Common>,
+        quick: bool,
+    ) {
         let write = job.is_write();
         let mut moving = Box::new(Moving::new(job, run, finish));
         moving.describe(self, common, moving.last);
-        if write {
-            common.gates.open(self.gate, self.pass);
-        }
         common.moving.fetch_add(1, Ordering::Relaxed);
-        moving.workers = 1;
-        let wanted = if write { 0 } else { moving.hire(common) };
+        if write {
+            *lock(&self.state) = State::Moving(moving);
+            common.gates.open(self.gate, self.pass);
+            return;
+        }
+        if quick && let Some((job, piece)) = moving.claim() {
+            let place = run.start() + piece.place;
+            match job.piece_now(run.host(), place, piece.start, piece.len) {
+                Some(came) => moving.take(&piece, came, self, common),
+                None => moving.put_back(&piece),
+            }
+        }
+        if !quick {
+            moving.workers = 1;
+        }
+        let wanted = moving.hire(common);
         *lock(&self.state) = State::Moving(moving);
         for _ in 0..wanted {
-            self.submit(common, |request, common| request.work(common));
+            self.submit(common, &mut Hands::Crew, |request, common| request.work(common));
         }
-        self.work(common);
+        if !quick {
+            self.work(common);
+        }
     }
 
     /// A thread's part: cells that are the host's turn, until there is none.
@@ -263,6 +345,8 @@ impl Drop for Leave<'_> {
         }
         let over = state.take_over();
         drop(state);
-        drop(over);
+        if let Some(over) = over {
+            self.common.discard(over);
+        }
     }
 }
