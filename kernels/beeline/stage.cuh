@@ -14,7 +14,6 @@
 constexpr u32 STAGE_CELLS = 8; // and blocks
 
 // Offsets in the control block of a request, in pinned host memory.
-constexpr u64 STAGE_GO = 4;        // u32: the gate that the stream waited at before the kernel
 constexpr u64 STAGE_ADDRESS = 64;  // u64: of the first byte in the device
 constexpr u64 STAGE_FIRST = 72;    // u64: where it lies in the slot, below the length of a cell
 constexpr u64 STAGE_LAST = 80;     // u64: where the bytes end, counted likewise
@@ -22,8 +21,9 @@ constexpr u64 STAGE_RING = 88;     // u64: not 0: chunk by chunk
 constexpr u64 STAGE_TURN = 128;    // u64 [cell]: 1 + the chunk that the device may deal with, and above its bytes
 constexpr u64 STAGE_LIMIT = 192;   // u64: how many chunks there are; the host may lower it
 constexpr u64 STAGE_DONE = 256;    // u32 [cell]: 1 + the chunk that the device is done with
-constexpr u64 STAGE_ENDED = 288;   // u32 [block]: the pass whose block has ended
 constexpr u64 STAGE_FAILED = 320;  // u32: the pass in which a block gave up waiting
+
+static_assert(STAGE_FIRST == STAGE_ADDRESS + 8 && STAGE_LAST % 16 == 0 && STAGE_RING == STAGE_LAST + 8, "two loads of 16 bytes");
 
 struct StageArgs {
     u64 control, slot;
@@ -81,9 +81,11 @@ OUTLINE u64 stage_turn(const StageArgs &a, u64 c, u32 block) {
 DEVICE void stage(const StageArgs &a, StageShared &s) {
     u32 t = thread_index(), threads = block_threads(), block = block_index();
     if (t == 0) {
-        load_flag(a.control + STAGE_GO);
-        s.address = peek_wide(a.control + STAGE_ADDRESS), s.ring = peek_wide(a.control + STAGE_RING);
-        s.first = peek_wide(a.control + STAGE_FIRST), s.last = peek_wide(a.control + STAGE_LAST);
+        // Written before the host opened the gate that the stream has waited at. All at once: a look at host memory takes
+        // microseconds, and one behind another would be most of what a small request costs. So would a fence at the end:
+        // the stream itself says that the kernel has ended, behind its own.
+        Quad a0 = load_shared16(a.control + STAGE_ADDRESS), a1 = load_shared16(a.control + STAGE_LAST);
+        s.address = low(a0), s.first = high(a0), s.last = low(a1), s.ring = high(a1);
     }
     barrier(0, threads);
     u64 address = s.address, first = s.first, last = s.last;
@@ -103,6 +105,4 @@ DEVICE void stage(const StageArgs &a, StageShared &s) {
             if (t == 0) release_flag(a.control + STAGE_DONE + block * 4, (u32)(c + 1));
         }
     }
-    barrier(0, threads);
-    if (t == 0) release_flag(a.control + STAGE_ENDED + block * 4, a.pass);
 }

@@ -5,10 +5,11 @@
 
 struct Staged {
     static const u32 CELL = 4096, PASS = 7;
-    u64 control[64] = {};
+    alignas(64) u64 control[64] = {};
     std::vector<u8> memory;
     u8 *slot;
     StageArgs args = {};
+    std::atomic<bool> over{false};
     Staged(u64 last, bool out) : memory((last > STAGE_CELLS * CELL ? STAGE_CELLS * CELL : last) + 8192, 0xcd) {
         slot = (u8 *)(((u64)memory.data() + 4095) & ~4095ull);
         args.control = (u64)control, args.slot = (u64)slot, args.timeout_ns = 4000000000ull;
@@ -21,13 +22,12 @@ struct Staged {
         set(STAGE_LIMIT, (last + CELL - 1) / CELL);
     }
     void turn(u64 chunk, u64 bytes) { set(STAGE_TURN + chunk % STAGE_CELLS * 8, (u32)(chunk + 1) | bytes << 32); }
-    bool ended() {
-        for (u32 b = 0; b < STAGE_CELLS; b++)
-            if (word(STAGE_ENDED + b * 4) != PASS) return false;
-        return true;
-    }
+    bool ended() { return over; }
     std::thread run() {
-        return std::thread([this] { launch<StageShared>(STAGE_CELLS, [this](StageShared &s) { stage(args, s); }); });
+        return std::thread([this] {
+            launch<StageShared>(STAGE_CELLS, [this](StageShared &s) { stage(args, s); });
+            over = true;
+        });
     }
 };
 static u8 stage_byte(u64 i, u64 seed) { return (u8)((i * 2654435761u + seed) >> 7); }

@@ -53,7 +53,7 @@ pub(crate) fn run(args: &[String]) -> Outcome {
     let mut modules = vec![
         ("move".to_owned(), "move.cu", vec![("compute_80", None)]),
         ("peer".to_owned(), "peer.cu", vec![("compute_80", None)]),
-        ("stage".to_owned(), "stage.cu", vec![("compute_80", None)]),
+        ("stage".to_owned(), "stage.cu", vec![("compute_70", None)]),
     ];
     for (name, architecture) in TYPES {
         for operator in OPERATORS {

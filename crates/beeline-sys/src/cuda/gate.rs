@@ -14,15 +14,28 @@ use super::types::*;
 use crate::mem::HostMem;
 
 /// Bytes of one gate and its end: three words of the stream's, and those of the kernel between them.
-const GATE_BYTES: u64 = 512;
+pub const GATE_BYTES: u64 = 512;
 const COME: u64 = 0;
 const GO: u64 = 4;
 const END: u64 = 8;
+pub(super) const ENDED: u64 = 12;
 
 /// Pinned memory full of gates.
 pub struct Gates {
-    memory: Arc<HostRegistration>,
+    /// None where no device knows the memory.
+    memory: Option<Arc<HostRegistration>>,
     host: Arc<HostMem>,
+}
+
+/// How much of a pass was queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reached {
+    /// Nothing.
+    Nothing,
+    /// That the stream has come, perhaps the gate, and no kernel.
+    Gate,
+    /// The kernel, too.
+    Kernel,
 }
 
 /// One gate of a [`Gates`], by number.
@@ -32,12 +45,17 @@ pub struct Gate(pub u32);
 impl Gates {
     /// As many gates as `memory` has room for.
     pub const fn new(memory: Arc<HostRegistration>, host: Arc<HostMem>) -> Self {
-        Self { memory, host }
+        Self { memory: Some(memory), host }
+    }
+
+    /// The same without a device, which no stream can pass: whoever holds the memory plays it.
+    pub const fn without_device(host: Arc<HostMem>) -> Self {
+        Self { memory: None, host }
     }
 
     /// How many there are.
     pub fn len(&self) -> u32 {
-        u32::try_from(self.memory.len() / GATE_BYTES).unwrap_or(u32::MAX)
+        u32::try_from(self.host.len() / GATE_BYTES).unwrap_or(u32::MAX)
     }
 
     /// Whether there is none.
@@ -46,14 +64,16 @@ impl Gates {
     }
 
     /// Queues in `stream`: tell that pass `pass` has come to `gate`, and wait until it is opened for it or
-    /// for a later one; with `turns`, also that kernel, and to wait for the gate's end, which is opened likewise.
+    /// for a later one; with `turns`, also that kernel, to tell that it has ended, and to wait for the gate's end, which is opened
+    /// likewise.
     /// Passes of a gate count up, and wrap.
     /// The stream is used in its own context, or the current one where it is a default stream.
     ///
     /// # Errors
     /// `Capturing` where the stream is being captured, and nothing was queued; `Unsupported` where the
-    /// driver has no stream memory operations; `Refused` and `Bounds` for a slot; what the driver says. Where one of
-    /// the later operations fails, the first was queued: true says so, and the gate must not be used again.
+    /// driver has no stream memory operations; `Refused` and `Bounds` for a slot; what the driver says. And how much was
+    /// queued nevertheless: the gate must not be used again before the stream has come, and the kernel, where it was
+    /// queued, has ended.
     pub fn pass(
         &self,
         driver: &Arc<Driver>,
@@ -61,9 +81,8 @@ impl Gates {
         gate: Gate,
         pass: u32,
         turns: Option<&Turns<'_>>,
-    ) -> Result<(), (Error, bool)> {
-        let clean = |error| (error, false);
-        let used = |error| (error, true);
+    ) -> Result<(), (Error, Reached)> {
+        let clean = |error| (error, Reached::Nothing);
         let table = driver.table();
         let (Some(write), Some(wait)) = (table.cuStreamWriteValue32, table.cuStreamWaitValue32)
         else {
@@ -71,7 +90,9 @@ impl Gates {
         };
         let _guard = StreamGuard::enter(driver, stream).map_err(clean)?;
         refuse_capturing(driver, stream).map_err(clean)?;
-        let control = self.memory.device_at(u64::from(gate.0) * GATE_BYTES, GATE_BYTES);
+        let memory =
+            self.memory.as_ref().ok_or(clean(Error::Refused("no device knows the gates")))?;
+        let control = memory.device_at(u64::from(gate.0) * GATE_BYTES, GATE_BYTES);
         let control = control.map_err(|error| clean(error.into()))?;
         turns.map_or(Ok(()), |turns| turns.check(control, pass)).map_err(clean)?;
         // SAFETY: an aligned word of memory that lives as long as the process's gates.
@@ -87,10 +108,17 @@ impl Gates {
             let result = unsafe { wait(stream.raw(), control + word, pass, WaitFlags::GEQ) };
             driver.check("cuStreamWaitValue32", result, || format!("{stream:?}"))
         };
-        wait_for(GO).map_err(used)?;
+        wait_for(GO).map_err(|error| (error, Reached::Gate))?;
         if let Some(turns) = turns {
-            turns.launch(driver, stream, control, pass).map_err(used)?;
-            wait_for(END).map_err(used)?;
+            let launched = turns.launch(driver, stream, control, pass);
+            launched.map_err(|error| (error, Reached::Gate))?;
+            let reached = |error| (error, Reached::Kernel);
+            // Behind a fence that makes visible what the kernel has written.
+            // SAFETY: as above.
+            let result = unsafe { write(stream.raw(), control + ENDED, pass, 0) };
+            let told = driver.check("cuStreamWriteValue32", result, || format!("{stream:?}"));
+            told.map_err(reached)?;
+            wait_for(END).map_err(reached)?;
         }
         Ok(())
     }
@@ -113,6 +141,10 @@ impl Gates {
     // A gate that there is not has no words: what is stored there is nowhere, and what is loaded is 0.
     pub(super) fn load_u32(&self, gate: Gate, word: u64) -> u32 {
         self.host.load_u32(u64::from(gate.0) * GATE_BYTES + word).unwrap_or(0)
+    }
+
+    pub(super) fn load_u64(&self, gate: Gate, word: u64) -> u64 {
+        self.host.load_u64(u64::from(gate.0) * GATE_BYTES + word).unwrap_or(0)
     }
 
     pub(super) fn store_u32(&self, gate: Gate, word: u64, value: u32) {

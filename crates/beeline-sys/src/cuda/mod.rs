@@ -30,7 +30,7 @@ pub use capture::CapturePoint;
 pub use core::Event;
 pub use device::{Context, Device, Driver, MemoryInfo, Usage};
 pub use error::{Error, Failure, OpenError, Version};
-pub use gate::{Gate, Gates};
+pub use gate::{GATE_BYTES, Gate, Gates, Reached};
 pub use lane::{Entered, Lane, Mark, Marking};
 pub use memory::{DeviceMem, HostRegistration, Owner, PointerInfo};
 pub use module::{ATOMIC, Arg, BASIC, KernelSpec, Module, Param, Ptx};

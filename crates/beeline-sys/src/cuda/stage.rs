@@ -10,7 +10,7 @@ use beeline_core::addr::DevicePtr;
 
 use super::device::{Driver, StreamGuard, lock};
 use super::error::Error;
-use super::gate::{Gate, Gates};
+use super::gate::{ENDED, Gate, Gates};
 use super::image::{Images, images};
 use super::memory::{HostRegistration, Owner};
 use super::stream::ForeignStream;
@@ -84,7 +84,7 @@ impl StageKernels {
     /// The kernel for `stream`, which runs at `home`; loaded when first asked for.
     ///
     /// # Errors
-    /// What the driver says, the first time; `Unsupported` from then on.
+    /// What the driver says, the first time, or each time where it may pass; else `Unsupported` from then on.
     pub fn of(
         &self,
         driver: &Arc<Driver>,
@@ -101,6 +101,9 @@ impl StageKernels {
             Some(_) => load(driver, stream, home),
             None => Err(Error::Unsupported { what: MISSING }),
         };
+        if loaded.as_ref().is_err_and(may_pass) {
+            return loaded;
+        }
         known.retain(|one| one.context != context);
         if known.len() >= CONTEXTS_MAX {
             known.remove(0);
@@ -109,6 +112,21 @@ impl StageKernels {
         known.push(Known { context, id, kernel });
         loaded
     }
+}
+
+/// Whether the failure may be another one the next time, as where the device has no memory left.
+fn may_pass(error: &Error) -> bool {
+    /// `NO_BINARY_FOR_GPU`, `UNSUPPORTED_PTX_VERSION`, `JIT_COMPILER_NOT_FOUND`, `JIT_COMPILATION_DISABLED`.
+    const LASTING: [CuResult; 7] = [
+        CuResult(209),
+        CuResult(222),
+        CuResult(221),
+        CuResult(223),
+        CuResult::INVALID_PTX,
+        CuResult::NOT_FOUND,
+        CuResult::NOT_SUPPORTED,
+    ];
+    error.result().is_some_and(|result| !LASTING.contains(&result))
 }
 
 fn load(driver: &Arc<Driver>, stream: ForeignStream, home: Home) -> Result<StageKernel, Error> {
@@ -235,7 +253,6 @@ const RING: u64 = 88;
 const TURN: u64 = 128;
 const LIMIT: u64 = 192;
 const DONE: u64 = 256;
-const ENDED: u64 = 288;
 const FAILED: u64 = 320;
 
 /// The words between the host and the kernel of a request. Only the owner of the gate uses them.
@@ -278,12 +295,55 @@ impl Gates {
 
     /// Whether the kernel of pass `pass` has ended, and uses neither its slot nor these words any more.
     pub fn has_ended(&self, gate: Gate, pass: u32) -> bool {
-        (0..CELLS as u64).all(|block| self.load_u32(gate, ENDED + block * 4) == pass)
+        self.load_u32(gate, ENDED) == pass
     }
 
     /// Whether the kernel of pass `pass` has given up waiting for a turn.
     pub fn has_failed(&self, gate: Gate, pass: u32) -> bool {
         self.load_u32(gate, FAILED) == pass
+    }
+}
+
+/// What the kernel does with these words; for whoever plays it.
+impl Gates {
+    /// The stream has come.
+    pub fn play_come(&self, gate: Gate, pass: u32) {
+        self.store_u32(gate, 0, pass);
+    }
+
+    /// It is done with `chunk`.
+    pub fn play_done(&self, gate: Gate, chunk: u64) {
+        self.store_u32(gate, DONE + chunk % CELLS as u64 * 4, chunk.wrapping_add(1) as u32);
+    }
+
+    /// It has ended, and, where `failed`, given up.
+    pub fn play_end(&self, gate: Gate, pass: u32, failed: bool) {
+        if failed {
+            self.store_u32(gate, FAILED, pass);
+        }
+        self.store_u32(gate, ENDED, pass);
+    }
+
+    /// Chunk and bytes of the turn at a cell; none where there was no turn yet.
+    pub fn turn_at(&self, gate: Gate, cell: u64) -> Option<(u32, u32)> {
+        let word = self.load_u64(gate, TURN + cell % CELLS as u64 * 8);
+        Some(((word as u32).checked_sub(1)?, (word >> 32) as u32))
+    }
+
+    /// What the kernel is to move.
+    pub fn load_of(&self, gate: Gate) -> Load {
+        Load {
+            address: DevicePtr::new(self.load_u64(gate, ADDRESS)),
+            first: self.load_u64(gate, FIRST),
+            last: self.load_u64(gate, LAST),
+            ring: self.load_u64(gate, RING) != 0,
+            chunks: self.load_u64(gate, LIMIT),
+        }
+    }
+
+    /// Whether the gate and its end are open for pass `pass`.
+    pub fn are_open(&self, gate: Gate, pass: u32) -> (bool, bool) {
+        (self.load_u32(gate, 4) == pass, self.load_u32(gate, 8) == pass)
     }
 }
 
@@ -315,7 +375,6 @@ mod tests {
             ("TURN", TURN),
             ("LIMIT", LIMIT),
             ("DONE", DONE),
-            ("ENDED", ENDED),
             ("FAILED", FAILED),
         ];
         for (name, value) in numbers {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use beeline_core::addr::DevicePtr;
-use beeline_sys::cuda::{Driver, Home, MemoryType, Owner, PointerInfo};
+use beeline_sys::cuda::{DeviceAttribute, Driver, Home, MemoryType, Owner, PointerInfo};
 use beeline_sys::user::UserPtr;
 
 use super::lanes::{AllLanes, Lanes};
@@ -176,6 +176,13 @@ impl Looked {
         self.info.as_ref().is_some_and(|(info, owner)| {
             info.device == home.device && (*owner == home.context || owner.is_none())
         })
+    }
+
+    /// Whether the CPU may use the memory while its device works, if it is managed memory; else it does not matter.
+    pub(super) fn is_host_safe(&self, driver: &Arc<Driver>) -> bool {
+        let Some((info, _)) = self.info.as_ref().filter(|_| self.is_managed()) else { return true };
+        let device = driver.device(info.device);
+        device.is_ok_and(|it| it.attribute(DeviceAttribute::CONCURRENT_MANAGED_ACCESS) != 0)
     }
 
     pub(super) fn is_managed(&self) -> bool {

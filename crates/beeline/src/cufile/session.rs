@@ -41,7 +41,7 @@ pub(super) struct Session {
     pub(super) stats: Arc<Stats>,
     crew: Arc<Crew>,
     handles: Sharded<HashMap<usize, Local<Handle>>>,
-    pub(super) buffers: Sharded<Buffers>,
+    buffers: Sharded<Buffers>,
     batches: RwLock<HashMap<usize, Arc<Batch>>>,
     pub(super) streams: Mutex<HashMap<usize, u32>>,
     /// Bytes by route of files that are not registered any more.

@@ -12,7 +12,7 @@ use beeline_sys::user::UserPtr;
 use super::buffers::{Looked, Place, Target};
 use super::mover::{self, Job};
 use super::options;
-use super::ordered::{Begin, Carrier, Finish, Ordered, Refusal, Rest, Work};
+use super::ordered::{Ask, Begun, Carrier, Finish, Ordered, Refusal, Rest, Work};
 use super::session::{Late, Session, uuid_of};
 use super::status::{Failure, OpError, Outcome};
 use crate::lock;
@@ -43,6 +43,7 @@ enum AtCall {
     NoStreamOperations,
     NoKernel,
     OtherContext,
+    Managed,
     NoSlot,
 }
 
@@ -53,6 +54,7 @@ impl AtCall {
             Self::NoStreamOperations => "the driver has no stream memory operations",
             Self::NoKernel => "the kernel that copies in the stream could not be loaded",
             Self::OtherContext => "the memory belongs to another device or context than the stream",
+            Self::Managed => "the device lets the CPU use managed memory only while it is idle",
             Self::NoSlot => "all pinned memory for requests in streams is in use",
         }
     }
@@ -97,13 +99,11 @@ impl Session {
         late.moved.set(0);
         let (reason, asked) = match self.carry(driver, &asked, stream)? {
             Carried::AtCall(reason) => (reason, asked),
-            Carried::InStream(ordered, carrier) => {
-                match ordered.queue(stream, carrier, asked, Asked::begin) {
-                    Ok(()) => return Ok(()),
-                    Err(Refusal::Failed(failure)) => return Err(failure),
-                    Err(Refusal::Unsupported(asked)) => (AtCall::NoStreamOperations, asked),
-                }
-            }
+            Carried::InStream(ordered, carrier) => match ordered.queue(stream, carrier, asked) {
+                Ok(()) => return Ok(()),
+                Err(Refusal::Failed(failure)) => return Err(failure),
+                Err(Refusal::Unsupported(asked)) => (AtCall::NoStreamOperations, asked),
+            },
         };
         self.tell_once(reason);
         self.until_finished(driver, stream)?;
@@ -123,6 +123,9 @@ impl Session {
         }
         if !driver.has_stream_operations() {
             return Ok(Carried::AtCall(AtCall::NoStreamOperations));
+        }
+        if !asked.looked.is_host_safe(driver) {
+            return Ok(Carried::AtCall(AtCall::Managed));
         }
         let ordered = self.ordered(driver, &asked.place)?;
         if matches!(asked.place, Place::Host) || asked.looked.is_managed() {
@@ -238,34 +241,27 @@ impl Asked {
         report(late, &session.transfer(operation, handle, ptr, size, offsets));
     }
 
-    /// What is done when the stream has come to it.
-    fn begin(self) -> Begin {
-        Box::new(move || {
-            let size = self.size() as u64;
-            let offsets = (self.file_offset(), self.ptr_offset());
-            let since = Instant::now();
-            let work = self.work(size, offsets).unwrap_or_else(|failure| Work::Over(Err(failure)));
-            let aligned =
-                (size | offsets.0.cast_unsigned() | offsets.1.cast_unsigned()).is_multiple_of(PAGE);
-            let write = self.operation == Operation::Write;
-            let finish: Finish = Box::new(move |outcome, cpu| {
-                let stats = &self.session.stats;
-                let moved = outcome.as_ref().ok().copied();
-                if stats.is_on() {
-                    stats.moved(write, size, moved, since.elapsed());
-                    stats.spent(cpu);
-                }
-                if let Place::Device(lanes) = &self.place
-                    && let Some(gpu) = stats.gpu(lanes.ordinal, || uuid_of(lanes.gpu()))
-                {
-                    gpu.moved(write, aligned, moved, since.elapsed());
-                }
-                report(self.late, &outcome);
-                // What it holds may be the last of its kind, which goes when the stream has gone on.
-                Box::new(self) as Rest
-            });
-            (work, finish)
-        })
+    fn count(
+        &self,
+        size: u64,
+        (file_offset, ptr_offset): (i64, i64),
+        outcome: &Outcome<u64>,
+        took: Duration,
+        cpu: Duration,
+    ) {
+        let stats = &self.session.stats;
+        let moved = outcome.as_ref().ok().copied();
+        let write = self.operation == Operation::Write;
+        if stats.is_on() {
+            stats.moved(write, size, moved, took);
+            stats.spent(cpu);
+        }
+        if let Place::Device(lanes) = &self.place
+            && let Some(gpu) = stats.gpu(lanes.ordinal, || uuid_of(lanes.gpu()))
+        {
+            let places = size | file_offset.cast_unsigned() | ptr_offset.cast_unsigned();
+            gpu.moved(write, places.is_multiple_of(PAGE), moved, took);
+        }
     }
 
     /// Checks what is asked for, now that it is known. Calls no driver: the call did.
@@ -300,6 +296,30 @@ impl Asked {
         let (device, range) = (target.device_ptr(), ByteRange { start: at, len: size });
         let job = Job::new(session.means(), (Arc::clone(&handle), lanes), operation, device, range);
         Ok(Work::Through(Box::new(job)))
+    }
+}
+
+impl Ask for Asked {
+    fn begin(self: Box<Self>, limit: Option<u64>) -> Begun {
+        let size = self.size() as u64;
+        if limit.is_some_and(|limit| size > limit) {
+            return Begun::Later(self);
+        }
+        let offsets = (self.file_offset(), self.ptr_offset());
+        let since = Instant::now();
+        let work = self.work(size, offsets).unwrap_or_else(|failure| Work::Over(Err(failure)));
+        let finish: Finish = Box::new(move |outcome, cpu| {
+            self.count(size, offsets, &outcome, since.elapsed(), cpu);
+            report(self.late, &outcome);
+            // What it holds may be the last of its kind, which goes when the stream has gone on.
+            self as Rest
+        });
+        Begun::Now(work, finish)
+    }
+
+    fn fail(self: Box<Self>, failure: Failure) -> Rest {
+        report(self.late, &Err(failure));
+        self
     }
 }
 

@@ -88,7 +88,12 @@ impl Job {
     pub(in super::super) fn lay_out(&mut self, cell: u64) -> u64 {
         let block = self.handle.file.direct_block().max(1);
         self.blocks = matches!(self.way, Way::Asked(_)) && cell.is_multiple_of(block);
-        if self.blocks { self.range.start % block } else { self.device.as_u64() % 16 }
+        if self.blocks || self.handle.direct_only {
+            // Whoever writes past the page cache needs that too.
+            self.range.start % block % cell
+        } else {
+            self.device.as_u64() % 16
+        }
     }
 
     /// Reads or writes the piece from `start` of the request on, which lies in `memory` at `place`. A piece other than the

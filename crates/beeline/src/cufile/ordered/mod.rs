@@ -16,7 +16,9 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use beeline_sys::cuda::{Driver, Error, ForeignStream, Gate, Gates, Home, Slot};
+use beeline_sys::cuda::{
+    Driver, Error, ForeignStream, GATE_BYTES, Gate, Gates, Home, Reached, Slot,
+};
 use beeline_sys::cuda::{StageKernel, StageKernels, Turns};
 
 use super::crew::Crew;
@@ -24,23 +26,22 @@ use super::status::{Failure, OpError, Outcome};
 use crate::config::Config;
 use crate::gpu::{Gpu, PinnedMem};
 use crate::{lock, wait_timeout};
-use request::{Common, Hands, Request, Seen, Task};
+use request::{Common, Request, Seen};
 use slots::{Run, Slots};
 
-pub(super) use request::{Begin, Finish, Rest, Work};
+pub(super) use request::{Ask, Begun, Finish, Rest, Work};
 
 /// Requests in streams at once, over the whole process.
 const GATES: u64 = 1024;
-const GATE_BYTES: u64 = 512;
 /// How long the dispatcher looks without pause after something has happened.
 const EAGER: Duration = Duration::from_micros(100);
 /// Its pauses after that.
 const PAUSE: Duration = Duration::from_micros(20);
 const PAUSE_LONG: Duration = Duration::from_micros(200);
+/// How often what ended requests held is let go of.
+const CLEAR_EVERY: Duration = Duration::from_millis(5);
 /// How long it sleeps without requests before it ends.
 const IDLE: Duration = Duration::from_secs(5);
-/// Threads that dispatch, at most.
-const DISPATCHERS_MAX: usize = 4;
 /// Threads that read and write files for requests in streams.
 const THREADS_MIN: usize = 4;
 const THREADS_MAX: usize = 16;
@@ -56,8 +57,6 @@ pub(super) struct Ordered {
     stall: Duration,
     state: Mutex<State>,
     changed: Condvar,
-    /// What the dispatcher looks at.
-    watched: Mutex<Vec<Arc<Request>>>,
 }
 
 struct State {
@@ -65,9 +64,7 @@ struct State {
     free: VecDeque<(Gate, u32)>,
     /// Requests that the dispatcher does not know yet.
     new: Vec<Arc<Request>>,
-    /// Threads that dispatch: one, and more while those are busy with a part of a request.
-    dispatchers: usize,
-    busy: usize,
+    running: bool,
 }
 
 /// What moves the bytes of a request between a device and the host.
@@ -108,6 +105,7 @@ impl Ordered {
             stall,
             moving: AtomicUsize::new(0),
             bin: Mutex::default(),
+            pending: Mutex::default(),
         };
         Ok(Arc::new(Self {
             common: Arc::new(common),
@@ -116,9 +114,8 @@ impl Ordered {
             kernels: StageKernels::default(),
             slots: Slots::new(gpu, &Config::from_env()),
             stall,
-            state: Mutex::new(State { free, new: Vec::new(), dispatchers: 0, busy: 0 }),
+            state: Mutex::new(State { free, new: Vec::new(), running: false }),
             changed: Condvar::new(),
-            watched: Mutex::default(),
         }))
     }
 
@@ -146,17 +143,16 @@ impl Ordered {
     }
 
     /// Queues a request in `stream`: it begins when the stream has come so far, and the stream goes on when
-    /// it has ended. `begin` makes of `asked` what is done then.
+    /// it has ended.
     ///
     /// # Errors
     /// `ASYNC_NOT_SUPPORTED` while the stream is being captured (nothing was queued); `ETIMEDOUT` where all gates stay
-    /// in use; what the driver says. Where it has no stream memory operations nothing was queued, and `asked` comes back.
-    pub(super) fn queue<A>(
+    /// in use; what the driver says. Where it has no stream memory operations nothing was queued, and `ask` comes back.
+    pub(super) fn queue<A: Ask + 'static>(
         self: &Arc<Self>,
         stream: ForeignStream,
         carrier: Option<Carrier>,
-        asked: A,
-        begin: fn(A) -> Begin,
+        ask: A,
     ) -> Result<(), Refusal<A>> {
         let (gate, last) = self.take()?;
         let pass = last.wrapping_add(1).max(1);
@@ -169,25 +165,25 @@ impl Ordered {
             Turns { kernel: *kernel, slot, out: *out, timeout_ns }
         });
         let queued = gates.pass(&self.driver, stream, gate, pass, turns.as_ref());
-        if let Err((error, used)) = &queued {
-            if *used {
-                // What was queued goes through, and moves nothing. A gate that something may still write to is never
-                // used again, nor is the slot.
-                gates.open_end(gate, pass);
-                gates.open(gate, pass);
-                std::mem::forget(carrier);
-            } else {
-                lock(&self.state).free.push_front((gate, last));
-                if matches!(error, Error::Unsupported { .. }) {
-                    return Err(Refusal::Unsupported(asked));
-                }
-            }
-            return Err(Failure::cuda(format!("queue a request in {stream:?}"), error).into());
-        }
         let out = carrier.as_ref().is_some_and(|carrier| carrier.out);
         let run = carrier.map(|carrier| carrier.run);
-        self.hand_over(Request::new((gate, pass), stream, (run, out), begin(asked)))?;
-        Ok(())
+        let Err((error, reached)) = queued else {
+            let request = Request::new((gate, pass), (run, out), Box::new(ask));
+            return Ok(self.hand_over(request)?);
+        };
+        if reached == Reached::Nothing {
+            lock(&self.state).free.push_front((gate, last));
+            if matches!(error, Error::Unsupported { .. }) {
+                return Err(Refusal::Unsupported(ask));
+            }
+        } else {
+            // What was queued goes through, and moves nothing.
+            gates.open_end(gate, pass);
+            gates.open(gate, pass);
+            let run = run.filter(|_| reached == Reached::Kernel);
+            self.hand_over(Request::failed((gate, pass), run))?;
+        }
+        Err(Failure::cuda(format!("queue a request in {stream:?}"), &error).into())
     }
 
     /// Has the dispatcher look at a request that was queued.
@@ -195,19 +191,16 @@ impl Ordered {
         let request = Arc::new(request);
         let mut state = lock(&self.state);
         state.new.push(Arc::clone(&request));
-        let wanted = (1 + state.busy).min(DISPATCHERS_MAX);
-        if state.dispatchers < wanted && self.start() {
-            state.dispatchers += 1;
-        }
-        if state.dispatchers == 0 {
-            // No thread: the request is reported as failed, so it must never run. What it holds is free again
-            // when there is a thread that sees its end.
-            drop(state);
-            request.give_up();
-            self.common.gates.open_end(request.gate, request.pass);
-            self.common.gates.open(request.gate, request.pass);
-            let text = "no thread for stream-ordered requests could be started";
-            return Err(Failure::new(OpError::INTERNAL_ERROR, text));
+        if !state.running {
+            state.running = self.start();
+            if !state.running {
+                // No thread: the request is reported as failed, so it must never run. What it holds is free again
+                // when there is a thread that sees its end.
+                drop(state);
+                request.give_up(&self.common);
+                let text = "no thread for stream-ordered requests could be started";
+                return Err(Failure::new(OpError::INTERNAL_ERROR, text));
+            }
         }
         drop(state);
         self.changed.notify_all();
@@ -246,88 +239,61 @@ impl Ordered {
     fn watch(self: &Arc<Self>) {
         // A nap takes as long as it says, and not 50 us more. Only a matter of speed.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1000));
-        let mut last = Instant::now();
+        let mut requests: Vec<Arc<Request>> = Vec::new();
+        let (mut last, mut cleared) = (Instant::now(), Instant::now());
         loop {
-            if self.is_done(&mut last) {
-                return;
+            match self.take_in(&mut requests, last) {
+                None => return,
+                Some(true) => last = Instant::now(),
+                Some(false) => {}
             }
-            let mut own: Vec<Task> = Vec::new();
-            // What panics must not take its thread along.
-            let look = std::panic::AssertUnwindSafe(|| self.look(&mut own));
-            if std::panic::catch_unwind(look).unwrap_or(true) {
-                last = Instant::now();
-            }
-            for task in own {
-                // The next request of another stream finds somebody who looks.
-                lock(&self.state).busy += 1;
-                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(task));
-                lock(&self.state).busy -= 1;
-                last = Instant::now();
-            }
-            match last.elapsed() {
-                since if since < EAGER => std::hint::spin_loop(),
-                since if since < Duration::from_millis(10) => std::thread::sleep(PAUSE),
-                _ => {
-                    self.common.empty_bin();
-                    std::thread::sleep(PAUSE_LONG);
+            let mut gone = Vec::new();
+            requests.retain(|request| {
+                // What panics must not take the thread along.
+                let look = std::panic::AssertUnwindSafe(|| request.look(&self.common));
+                let seen = std::panic::catch_unwind(look).unwrap_or(Seen::Progress);
+                if seen != Seen::Nothing {
+                    last = Instant::now();
                 }
-            }
-        }
-    }
-
-    /// Takes in new requests, which are something that happened; sleeps while there are none. Whether the calling thread
-    /// is not needed any more.
-    fn is_done(&self, last: &mut Instant) -> bool {
-        loop {
-            let mut state = lock(&self.state);
-            if state.dispatchers > 1 + state.busy {
-                state.dispatchers -= 1;
-                return true;
-            }
-            let mut watched = lock(&self.watched);
-            if !state.new.is_empty() {
-                *last = Instant::now();
-            }
-            watched.append(&mut state.new);
-            if !watched.is_empty() {
-                return false;
-            }
-            drop(watched);
-            if last.elapsed() > IDLE {
-                state.dispatchers = state.dispatchers.saturating_sub(1);
-                return true;
-            }
-            if lock(&self.common.bin).is_empty() {
-                drop(wait_timeout(&self.changed, state, IDLE));
-            } else {
-                drop(state);
-                self.common.empty_bin();
-            }
-        }
-    }
-
-    /// Looks at every request once; whether any came on. `own` is what is left to the calling thread.
-    fn look(&self, own: &mut Vec<Task>) -> bool {
-        let mut gone = Vec::new();
-        let mut progress = false;
-        {
-            let mut watched = lock(&self.watched);
-            let first = watched.first().map(|request| request.stream);
-            let alone = watched.iter().all(|request| Some(request.stream) == first);
-            let mut hands = if alone { Hands::Own(own) } else { Hands::Crew };
-            watched.retain(|request| {
-                let seen = request.look(&self.common, &mut hands);
-                progress |= seen != Seen::Nothing;
                 if seen == Seen::Gone {
                     gone.push((request.gate, request.pass));
                 }
                 seen != Seen::Gone
             });
+            if !gone.is_empty() {
+                lock(&self.state).free.extend(gone);
+                self.changed.notify_all();
+            }
+            if cleared.elapsed() > CLEAR_EVERY {
+                self.common.clear();
+                cleared = Instant::now();
+            }
+            match last.elapsed() {
+                since if since < EAGER => std::hint::spin_loop(),
+                since if since < Duration::from_millis(10) => std::thread::sleep(PAUSE),
+                _ => std::thread::sleep(PAUSE_LONG),
+            }
         }
-        if !gone.is_empty() {
-            lock(&self.state).free.extend(gone);
-            self.changed.notify_all();
+    }
+
+    /// Takes in new requests, and says whether there were any; sleeps while there are none at all. None: nothing has
+    /// happened for long, and the thread ends.
+    fn take_in(&self, requests: &mut Vec<Arc<Request>>, last: Instant) -> Option<bool> {
+        let mut state = lock(&self.state);
+        while requests.is_empty() && state.new.is_empty() {
+            if last.elapsed() > IDLE {
+                state.running = false;
+                return None;
+            }
+            drop(state);
+            self.common.clear();
+            state = lock(&self.state);
+            if state.new.is_empty() {
+                state = wait_timeout(&self.changed, state, IDLE);
+            }
         }
-        progress
+        let new = !state.new.is_empty();
+        requests.append(&mut state.new);
+        Some(new)
     }
 }

@@ -7,12 +7,24 @@ use std::time::{Duration, Instant};
 use beeline_sys::cuda::{CELLS, Load};
 
 use super::super::mover::{Job, Piece};
-use super::super::status::Failure;
-use super::request::{Common, Finish, Request, Rest, Seen};
-use super::slots::Run;
+use super::super::status::{Failure, Outcome};
+use super::request::{Common, Finish, Request};
 
 /// Bytes that a thread reads or writes at a time, where the whole request lies in the slot.
 const PIECE_MIN: u64 = 128 << 10;
+/// Pieces of which each is worth a thread's coming.
+const PIECE_LARGE: u64 = 256 << 10;
+/// How long a write by one thread waits for the kernel to be done with the next chunk, before it takes a later one.
+const IN_ORDER: Duration = Duration::from_millis(2);
+
+/// What a request's caller is to be told.
+pub(super) struct Report {
+    pub(super) finish: Finish,
+    pub(super) outcome: Outcome<u64>,
+    pub(super) cpu: Duration,
+    /// The stream still waits at the gate, not at its end.
+    pub(super) open: bool,
+}
 
 /// Whose turn it is at a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +59,8 @@ pub(super) struct Claim {
 pub(super) struct Moving {
     job: Arc<Job>,
     finish: Option<Finish>,
-    rest: Option<Rest>,
+    /// For whoever looked or worked, once the lock is released.
+    pub(super) report: Option<Report>,
     /// Where the bytes start in the slot, and end; further than the slot goes where it is used as a ring.
     first: u64,
     pub(super) last: u64,
@@ -71,12 +84,14 @@ pub(super) struct Moving {
 }
 
 impl Moving {
-    pub(super) fn new(mut job: Job, run: &Run, finish: Finish) -> Self {
-        let (cell, bytes) = (u64::from(run.cell()), run.bytes());
-        let (first, len) = (job.lay_out(cell), job.range.len);
+    pub(super) fn new(mut job: Job, (cell, bytes): (u32, u64), finish: Finish) -> Self {
+        let (small, len) = (u64::from(cell), job.range.len);
+        let cell = small.max(PIECE_MIN);
+        let whole = job.lay_out(cell);
+        let ring = whole.saturating_add(len) > bytes;
+        let first = if ring { job.lay_out(small) } else { whole };
         let last = first.saturating_add(len);
-        let ring = last > bytes;
-        let cell = if ring { cell } else { cell.max(PIECE_MIN) };
+        let cell = if ring { small } else { cell };
         let chunks = last.div_ceil(cell);
         let turn = if job.is_write() { Turn::Device } else { Turn::Host };
         let cells = std::array::from_fn(|at| {
@@ -87,7 +102,7 @@ impl Moving {
             opened: job.is_write(),
             job: Arc::new(job),
             finish: Some(finish),
-            rest: None,
+            report: None,
             first,
             last,
             ring,
@@ -139,28 +154,36 @@ impl Moving {
         let host = |cell: &&Cell| cell.turn == Turn::Host && cell.chunk < self.chunks;
         let ready = self.cells.iter().filter(host).count();
         let busy = self.cells.iter().filter(|cell| cell.turn == Turn::Busy).count();
-        let most = if self.job.is_write() && !self.job.is_shared() {
+        let most = if self.is_alone() {
             1
         } else {
             let fair = common.threads / common.moving.load(Ordering::Relaxed).max(1);
-            // A thread that comes for one piece comes too late.
-            self.job.threads.min(fair.max(1)).min((ready + busy).div_ceil(2))
+            // A thread that comes for one small piece comes too late.
+            let pieces = if self.cell < PIECE_LARGE { 2 } else { 1 };
+            self.job.threads.min(fair.max(1)).min((ready + busy).div_ceil(pieces))
         };
         let more = most.saturating_sub(self.workers).min(ready);
         self.workers += more;
         more
     }
 
-    /// The next piece for a thread: the first one that is the host's turn.
+    /// The next piece for a thread: the first one that is the host's turn. A write by one thread goes forward, so that
+    /// one that fails leaves no hole; unless the kernel's blocks do not run side by side, and the next chunk waits for it.
     pub(super) fn claim(&mut self) -> Option<(Arc<Job>, Claim)> {
-        let alone = self.job.is_write() && !self.job.is_shared();
-        if self.concluded || alone && self.cells.iter().any(|cell| cell.turn == Turn::Busy) {
+        let alone = self.is_alone();
+        if self.concluded || alone && self.has_busy() {
             return None;
         }
         let chunks = self.chunks;
-        let ready = self.cells.iter().enumerate();
-        let ready = ready.filter(|(_, cell)| cell.turn == Turn::Host && cell.chunk < chunks);
+        let open = self.cells.iter().enumerate();
+        let open = open.filter(|(_, cell)| cell.turn != Turn::Over && cell.chunk < chunks);
+        let ready = open.clone().filter(|(_, cell)| cell.turn == Turn::Host);
         let (at, chunk) = ready.map(|(at, cell)| (at, cell.chunk)).min_by_key(|one| one.1)?;
+        let next = open.map(|(_, cell)| cell.chunk).min().unwrap_or(chunk);
+        if alone && next < chunk && self.progress.elapsed() < IN_ORDER {
+            return None;
+        }
+        self.progress = Instant::now();
         if let Some(cell) = self.cells.get_mut(at) {
             cell.turn = Turn::Busy;
         }
@@ -173,6 +196,15 @@ impl Moving {
             len: self.len_of(chunk),
         };
         Some((Arc::clone(&self.job), claim))
+    }
+
+    /// A write of which one thread at a time writes a piece.
+    fn is_alone(&self) -> bool {
+        self.job.is_write() && !self.job.is_shared()
+    }
+
+    fn has_busy(&self) -> bool {
+        self.cells.iter().any(|cell| cell.turn == Turn::Busy)
     }
 
     /// A piece that was claimed is to be dealt with by another thread.
@@ -250,6 +282,7 @@ impl Moving {
         }
     }
 
+    /// The request fails. A write is over when no thread writes any more.
     pub(super) fn fail(&mut self, failure: Failure, request: &Request, common: &Common) {
         if self.concluded {
             return;
@@ -257,18 +290,45 @@ impl Moving {
         self.end = 0;
         self.failed = Some(failure);
         self.lower(0, request, common);
-        self.conclude(request, common);
+        self.settle(request, common);
+        if !self.job.is_write() {
+            self.conclude(request, common);
+        }
     }
 
-    /// Looks at the kernel's words and the clock.
-    pub(super) fn look(&mut self, request: &Request, common: &Common) -> Seen {
+    /// Looks at the kernel's words and the clock; whether anything came on.
+    pub(super) fn look(&mut self, request: &Request, common: &Common) -> bool {
         if self.concluded {
-            return Seen::Nothing;
+            return false;
         }
-        let (gates, gate, pass) = (&common.gates, request.gate, request.pass);
-        let before: usize = self.cells.iter().filter(|cell| cell.turn == Turn::Device).count();
+        let done = self.refresh(request, common);
+        if done > 0 {
+            self.progress = Instant::now();
+        }
+        self.settle(request, common);
+        if self.concluded {
+            return true;
+        }
+        let late = self.progress.elapsed() > common.stall;
+        if self.ring && common.gates.has_failed(request.gate, request.pass) && self.failed.is_none()
+        {
+            let text = "the kernel of a stream-ordered request had no turn in time";
+            self.fail(Failure::timeout(text), request, common);
+        } else if late && (self.has_busy() || self.workers > 0) {
+            let text = format!("a read or write of the file did not end within {:?}", common.stall);
+            self.fail(Failure::timeout(text), request, common);
+            // Whatever a thread still does.
+            self.conclude(request, common);
+        }
+        self.concluded || done > 0
+    }
+
+    /// Takes over the cells that the kernel is done with; answers how many.
+    fn refresh(&mut self, request: &Request, common: &Common) -> usize {
+        let (gates, gate) = (&common.gates, request.gate);
         let (write, chunks) = (self.job.is_write(), self.chunks);
-        let ended = !self.ring && write && gates.has_ended(gate, pass);
+        let ended = !self.ring && write && gates.has_ended(gate, request.pass);
+        let mut done = 0;
         for cell in self.cells.iter_mut().filter(|cell| cell.turn == Turn::Device) {
             if ended {
                 cell.turn = Turn::Host;
@@ -277,26 +337,15 @@ impl Moving {
                     cell.chunk = cell.chunk.saturating_add(CELLS as u64);
                 }
                 cell.turn = if cell.chunk < chunks { Turn::Host } else { Turn::Over };
+            } else {
+                continue;
             }
+            done += 1;
         }
-        let after: usize = self.cells.iter().filter(|cell| cell.turn == Turn::Device).count();
-        let busy = self.cells.iter().any(|cell| cell.turn == Turn::Busy);
-        if after < before {
-            self.progress = Instant::now();
-        } else if self.ring && gates.has_failed(gate, pass) {
-            let text = "the kernel of a stream-ordered request had no turn in time";
-            self.fail(Failure::timeout(text), request, common);
-            return Seen::Progress;
-        } else if (busy || self.workers > 0) && self.progress.elapsed() > common.stall {
-            let text = format!("a read or write of the file did not end within {:?}", common.stall);
-            self.fail(Failure::timeout(text), request, common);
-            return Seen::Progress;
-        }
-        self.settle(request, common);
-        if self.concluded || after < before { Seen::Progress } else { Seen::Nothing }
+        done
     }
 
-    /// Reports the request, if it has come to its end.
+    /// Reports the request, if it has come to its end: every chunk was read and copied, or copied and written.
     fn settle(&mut self, request: &Request, common: &Common) {
         if self.concluded {
             return;
@@ -306,9 +355,9 @@ impl Moving {
             self.cells.iter().any(open)
         };
         let over = if self.job.is_write() {
-            !left(&[Turn::Host, Turn::Busy, Turn::Device])
+            !left(&[Turn::Host, Turn::Device]) && !self.has_busy()
         } else if self.ring {
-            self.opened && common.gates.has_ended(request.gate, request.pass)
+            self.opened && !left(&[Turn::Host, Turn::Busy, Turn::Device])
         } else {
             !left(&[Turn::Host, Turn::Busy])
         };
@@ -318,10 +367,15 @@ impl Moving {
     }
 
     fn conclude(&mut self, request: &Request, common: &Common) {
+        if self.concluded {
+            return;
+        }
         self.concluded = true;
         common.moving.fetch_sub(1, Ordering::Relaxed);
-        if !self.opened {
+        let open = !self.opened;
+        if open {
             // All the kernel's at once; nothing where it failed, or the gate was to be opened by a first chunk.
+            self.opened = true;
             self.ring = false;
             self.describe(request, common, self.first.saturating_add(self.end));
         }
@@ -329,13 +383,7 @@ impl Moving {
             Some(failure) if self.end == 0 => Err(failure),
             _ => Ok(self.end),
         };
-        if let Some(finish) = self.finish.take() {
-            self.rest = Some(finish(outcome, self.cpu));
-        }
-        common.gates.open_end(request.gate, request.pass);
-        if !self.opened {
-            self.opened = true;
-            common.gates.open(request.gate, request.pass);
-        }
+        let cpu = self.cpu;
+        self.report = self.finish.take().map(|finish| Report { finish, outcome, cpu, open });
     }
 }

@@ -92,7 +92,8 @@ impl Slots {
     /// Units of the largest slot.
     const fn units_max(&self) -> u64 {
         let share = (self.slabs_max as u64).saturating_mul(UNITS) / SLOTS_MIN;
-        if share > UNITS { UNITS } else { share }
+        // Rounded down to a power of two.
+        if share > UNITS { UNITS } else { 1 << share.ilog2() }
     }
 
     fn find(self: &Arc<Self>, units: u64) -> Outcome<Option<Run>> {
