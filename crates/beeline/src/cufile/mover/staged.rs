@@ -74,6 +74,20 @@ impl Job {
         Self { handle, way, force, mapped, blocks, device, range, threads }
     }
 
+    /// Of a file that nobody reads or writes: for whoever plays the threads.
+    #[cfg(test)]
+    pub(in super::super) fn played(
+        handle: Arc<Handle>,
+        operation: Operation,
+        threads: usize,
+        len: u64,
+    ) -> Self {
+        let way = if operation == Operation::Write { Way::Write } else { Way::Cached };
+        let (force, mapped, blocks) = (false, threads > 1, false);
+        let (device, range) = (DevicePtr::new(0x1000), ByteRange { start: 0, len });
+        Self { handle, way, force, mapped, blocks, device, range, threads }
+    }
+
     pub(in super::super) const fn is_write(&self) -> bool {
         matches!(self.way, Way::Write)
     }
