@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use beeline_core::addr::DevicePtr;
 use beeline_sys::cuda::{Context, Entered, Error as CudaError, Lane, Mark, Marking, Owner};
+use beeline_sys::thread::nap;
 
 use super::ordered::Ordered;
 use super::status::{Failure, Outcome};
@@ -27,6 +28,9 @@ const SPIN: Duration = Duration::from_micros(60);
 /// For how long it only yields, and how long it naps after that.
 const SPIN_LONG: Duration = Duration::from_micros(400);
 const NAP: Duration = Duration::from_micros(20);
+/// How long a thread with several pieces looks at a mark without pause: about as long as the last copy of a medium
+/// request takes. A nap costs about 5 microseconds of CPU.
+const LOOK: Duration = Duration::from_micros(25);
 /// How long the end of a context's lanes waits for copies that once did not end in time.
 const STUCK: Duration = Duration::from_millis(50);
 
@@ -53,6 +57,8 @@ pub(super) struct Lanes {
 struct Held {
     lane: Option<Lane>,
     slot: Option<Slot>,
+    /// Where the last piece went.
+    turn: usize,
 }
 
 impl Held {
@@ -227,7 +233,7 @@ impl Lanes {
         let host = Arc::clone(memory.mem());
         let lane = Lane::new(&self.context, registration, host)
             .map_err(|error| Failure::cuda("make a staging lane", &error))?;
-        Ok(Some(Held { lane: Some(lane), slot: Some(slot) }))
+        Ok(Some(Held { lane: Some(lane), slot: Some(slot), turn: 0 }))
     }
 
     /// # Errors
@@ -314,6 +320,15 @@ impl InUse<'_> {
         }
     }
 
+    /// Which of `segments` of the lane's memory the next piece goes to: by turns, also from one request to the next.
+    /// What the device has just read is slower to write again than what has left the CPU's own cache.
+    pub(super) fn turn(&mut self, segments: usize) -> u64 {
+        self.cell.as_mut().map_or(0, |held| {
+            held.turn = (held.turn + 1) % segments.max(1);
+            held.turn as u64
+        })
+    }
+
     /// Gives the lane back although copies may be in flight: waits until they have ended, as long as the
     /// stall timeout, or not at all where `failure` says that a wait has just come to that. A lane whose
     /// copies did not end is put aside, and taken again once they have.
@@ -373,14 +388,6 @@ impl InUse<'_> {
         let stall = self.lanes.stall;
         let lane = self.lane()?;
         let failed = |error| Failure::cuda("copy between host and device", &error);
-        let mut turns = 0_u32;
-        while turns < 200 {
-            if lane.is_reached(mark).map_err(failed)? {
-                return Ok(());
-            }
-            std::hint::spin_loop();
-            turns += 1;
-        }
         let since = Instant::now();
         let mut checked = since;
         while !lane.is_reached(mark).map_err(failed)? {
@@ -392,7 +399,11 @@ impl InUse<'_> {
             if now - since > stall {
                 return Err(Failure::timeout(format!("a copy did not finish within {stall:?}")));
             }
-            pause(now - since);
+            if now - since > LOOK {
+                nap(NAP);
+            } else {
+                std::hint::spin_loop();
+            }
         }
         Ok(())
     }

@@ -115,14 +115,18 @@ impl Mapped {
         if rustix::fs::fcntl_getfl(fd).map_or(true, |flags| flags.intersects(unfit)) {
             return false;
         }
-        let Ok(stat) = rustix::fs::fstat(fd) else { return false };
-        let inside = u64::try_from(stat.st_size).is_ok_and(|size| range.end() <= size);
-        inside
+        Self::is_inside(fd, range)
             && match file.residency_of(range) {
                 Residency::Memory => true,
                 Residency::Cached { bytes, of } => bytes >= of,
                 Residency::Unknown => false,
             }
+    }
+
+    /// Whether the file reaches to the end of `range`.
+    pub(super) fn is_inside(fd: BorrowedFd<'_>, range: ByteRange) -> bool {
+        rustix::fs::fstat(fd)
+            .is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| range.end() <= size))
     }
 
     /// Copies `len` bytes of `from` at `from_offset` to `at` in the file.

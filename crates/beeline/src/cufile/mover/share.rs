@@ -16,12 +16,18 @@ use beeline_sys::mem::HostMem;
 use super::super::handle::{Handle, Routes};
 use super::super::lanes::{Copy, InUse, Lanes};
 use super::super::status::{Failure, Outcome};
-use super::out::fill;
-use super::{IN_FLIGHT, Means, PROBE_MIN, SEGMENT_ALIGN, failed, read_cached, read_rest};
+use super::out::{fill, write_all};
+use super::{Means, PROBE_MIN, SEGMENT_ALIGN, failed, read_cached, read_rest};
 use crate::lock;
 
+/// Pieces that one thread keeps in flight.
+const IN_FLIGHT: usize = 4;
 /// Pieces of a write that one thread keeps in flight: the copies are much quicker than what follows them.
 const WRITES_IN_FLIGHT: usize = 2;
+/// Most bytes that the caller of a write takes at once.
+const LEAD_MAX: u64 = 1 << 20;
+/// How often the caller looks whether helpers are done before it sleeps: for some 30 microseconds.
+const JOIN_TURNS: u32 = 600;
 
 /// A large read or a mapped write, shared by the threads that carry it out.
 pub(in super::super) struct Share {
@@ -31,8 +37,8 @@ pub(in super::super) struct Share {
     to: DevicePtr,
     at: u64,
     len: u64,
-    piece: u64,
-    pieces: u64,
+    cut: Cut,
+    /// Where the part that nobody has taken yet begins.
     next: AtomicU64,
     /// Where the data ends, from `at`: the file may be shorter than asked for.
     end: AtomicU64,
@@ -42,8 +48,30 @@ pub(in super::super) struct Share {
     stop: AtomicBool,
     /// A mapping could not be written: all is to be written again, the ordinary way.
     refused: AtomicBool,
-    /// The caller's staging memory, where all pieces go into it and are copied at once.
-    common: Option<Arc<HostMem>>,
+}
+
+/// How a request is cut into pieces: large ones first, since each copy costs the device some microseconds beside
+/// its bytes, and smaller ones towards the end, so that the threads end together and their last copies are short.
+#[derive(Clone, Copy)]
+pub(super) struct Cut {
+    /// Most and fewest bytes of a piece, multiples of [`SEGMENT_ALIGN`].
+    pub(super) most: u64,
+    pub(super) least: u64,
+    /// Threads that take part.
+    pub(super) threads: u64,
+}
+
+impl Cut {
+    /// Most bytes of a piece of a request of `len`.
+    fn longest(self, len: u64) -> u64 {
+        self.piece(len)
+    }
+
+    /// Bytes of the next piece where `left` are left.
+    fn piece(self, left: u64) -> u64 {
+        let fair = left / (2 * self.threads.max(1)) / SEGMENT_ALIGN * SEGMENT_ALIGN;
+        fair.clamp(self.least, self.most.max(self.least)).min(left)
+    }
 }
 
 impl Share {
@@ -52,7 +80,7 @@ impl Share {
         way: Way,
         to: DevicePtr,
         range: ByteRange,
-        piece: u64,
+        cut: Cut,
     ) -> Self {
         Self {
             handle: Arc::clone(handle),
@@ -61,8 +89,7 @@ impl Share {
             to,
             at: range.start,
             len: range.len,
-            piece,
-            pieces: range.len.div_ceil(piece),
+            cut,
             next: AtomicU64::new(0),
             end: AtomicU64::new(range.len),
             failed: std::sync::Mutex::new(None),
@@ -70,72 +97,18 @@ impl Share {
             caller: std::thread::current(),
             stop: AtomicBool::new(false),
             refused: AtomicBool::new(false),
-            common: None,
         }
     }
 
-    /// The whole request lies in the caller's lane, which threads fill or empty side by side, and one copy
-    /// carries it all. Answers as [`Self::run`].
-    pub(super) fn run_together(mut self, means: Means<'_>, most: usize) -> Outcome<Option<u64>> {
-        let lanes = Arc::clone(&self.lanes);
-        let mut held = lanes.acquire()?;
-        self.common = Some(Arc::clone(held.lane()?.host()));
-        let writes = matches!(self.way, Way::Write);
-        let copy = Copy { into: !writes, device: self.to, at: 0, len: self.len };
-        if writes && let Err(failure) = held.copy(copy) {
-            held.settle(Some(&failure));
-            return Err(failure);
-        }
-        let share = Arc::new(self);
-        means.crew.enlist(&share, most, false);
-        if let Err(failure) = share.work_together() {
-            share.fail(failure);
-        }
-        share.join();
-        if let Some(failure) = lock(&share.failed).take() {
-            return Err(failure);
-        }
-        let n = share.end.load(Ordering::SeqCst);
-        if writes {
-            return Ok((!share.refused.load(Ordering::SeqCst)).then_some(n));
-        }
-        Routes::count(&share.handle.routes.cached, n);
-        if n > 0
-            && let Err(failure) = held.copy(Copy { len: n, ..copy })
-        {
-            held.settle(Some(&failure));
-            return Err(failure);
-        }
-        Ok(Some(n))
-    }
-
-    /// Takes pieces and reads them to their places in the common memory, or writes them from there.
-    fn work_together(&self) -> Outcome<()> {
-        let Some(host) = &self.common else { return Ok(()) };
-        while let Some(piece) = self.claim() {
-            let start = piece * self.piece;
-            let len = self.piece.min(self.len - start);
-            if matches!(self.way, Way::Write) {
-                self.write_piece(host, (start, start), len);
-                continue;
-            }
-            let n = read_cached(&self.handle, host, start, self.at + start, len)?;
-            if n < len {
-                self.end.fetch_min(start + n, Ordering::SeqCst);
-            }
-        }
-        Ok(())
-    }
-
-    /// Carries the request out with up to `most` helpers; answers how many bytes the file had, for a write
+    /// Carries the request out with up to `helpers` helpers; answers how many bytes the file had, for a write
     /// `None` where the mappings refused some.
-    pub(super) fn run(self, means: Means<'_>, most: usize) -> Outcome<Option<u64>> {
+    pub(super) fn run(self, means: Means<'_>, helpers: usize) -> Outcome<Option<u64>> {
         let force = means.force_direct || self.handle.direct_only;
-        let helpers = usize::try_from(self.pieces - 1).unwrap_or(usize::MAX);
         let share = Arc::new(self);
-        means.crew.enlist(&share, helpers.min(most), force);
+        let lead = share.lead();
+        means.crew.enlist(&share, helpers, force);
         let worked = match share.lanes.acquire() {
-            Ok(held) => share.work(held, force),
+            Ok(held) => share.work(held, lead, force),
             Err(failure) => Err(failure),
         };
         if let Err(failure) = worked {
@@ -149,14 +122,22 @@ impl Share {
         Ok(whole.then(|| share.end.load(Ordering::SeqCst)))
     }
 
+    /// What the caller takes before anybody else: of a write, its whole share in one piece.
+    fn lead(&self) -> Option<(u64, u64)> {
+        let Way::Write { ordinary: true } = self.way else { return self.claim() };
+        let share = self.len / self.cut.threads.max(1) / SEGMENT_ALIGN * SEGMENT_ALIGN;
+        let len = share.clamp(self.cut.least.min(self.len), LEAD_MAX);
+        self.next.store(len, Ordering::SeqCst);
+        Some((0, len))
+    }
+
     /// A helper's part: whatever pieces are left, with a lane of its own, if there is one.
     pub(in super::super) fn help(&self, force: bool) {
         self.busy.fetch_add(1, Ordering::SeqCst);
         // Looked at after `busy`: the caller leaves only when nobody is busy and no piece is left.
-        if self.next.load(Ordering::SeqCst) < self.pieces && !self.stop.load(Ordering::SeqCst) {
-            let worked = match self.lane_to_help() {
-                _ if self.common.is_some() => self.work_together(),
-                Ok(Some(held)) => self.work(held, force),
+        if self.wants_help() && !self.stop.load(Ordering::SeqCst) {
+            let worked = match self.lanes.try_acquire() {
+                Ok(Some(held)) => self.work(held, None, force),
                 Ok(None) => Ok(()),
                 Err(_) => Ok(()), // The caller has a lane, or says why it has none.
             };
@@ -169,13 +150,9 @@ impl Share {
         }
     }
 
-    fn lane_to_help(&self) -> Outcome<Option<InUse<'_>>> {
-        if self.common.is_some() { Ok(None) } else { self.lanes.try_acquire() }
-    }
-
     /// Whether there is still something to help with.
     pub(in super::super) fn wants_help(&self) -> bool {
-        self.next.load(Ordering::Relaxed) < self.pieces
+        self.next.load(Ordering::SeqCst) < self.len
     }
 
     fn fail(&self, failure: Failure) {
@@ -191,7 +168,7 @@ impl Share {
         let mut turns = 0_u32;
         while self.busy.load(Ordering::SeqCst) > 0 {
             turns += 1;
-            if turns < 4000 {
+            if turns < JOIN_TURNS {
                 std::hint::spin_loop();
             } else {
                 // Helpers end with their piece; the timeout only guards against a lost wake-up.
@@ -200,20 +177,28 @@ impl Share {
         }
     }
 
-    fn claim(&self) -> Option<u64> {
-        if self.stop.load(Ordering::SeqCst) {
-            return None;
+    /// Takes the next piece: where it starts in the request, and its length.
+    fn claim(&self) -> Option<(u64, u64)> {
+        let mut start = self.next.load(Ordering::SeqCst);
+        loop {
+            let over = start >= self.len || start >= self.end.load(Ordering::Relaxed);
+            if over || self.stop.load(Ordering::SeqCst) {
+                return None;
+            }
+            let len = self.cut.piece(self.len - start);
+            let order = Ordering::SeqCst;
+            match self.next.compare_exchange_weak(start, start + len, order, order) {
+                Ok(_) => return Some((start, len)),
+                Err(now) => start = now,
+            }
         }
-        let piece = self.next.fetch_add(1, Ordering::SeqCst);
-        (piece < self.pieces && piece * self.piece < self.end.load(Ordering::Relaxed))
-            .then_some(piece)
     }
 
-    /// Takes pieces until none is left, reading one while others are copied.
-    fn work(&self, mut held: InUse<'_>, force: bool) -> Outcome<()> {
+    /// Takes pieces until none is left, reading one while others are copied. The caller has taken `lead` already.
+    fn work(&self, mut held: InUse<'_>, lead: Option<(u64, u64)>, force: bool) -> Outcome<()> {
         let outcome = match self.way {
-            Way::Write => self.write_in(&mut held),
-            _ => self.work_in(&mut held, force),
+            Way::Write { .. } => self.write_in(&mut held, lead),
+            _ => self.read_in(&mut held, lead, force),
         };
         if let Err(failure) = &outcome {
             held.settle(Some(failure));
@@ -221,24 +206,26 @@ impl Share {
         outcome
     }
 
-    fn work_in(&self, held: &mut InUse<'_>, force: bool) -> Outcome<()> {
+    fn read_in(&self, held: &mut InUse<'_>, lead: Option<(u64, u64)>, force: bool) -> Outcome<()> {
         // A direct read may start up to a block early and end a block late.
-        let segment = align_up(self.piece + 2 * self.handle.file.direct_block(), SEGMENT_ALIGN)
-            .unwrap_or(self.piece);
-        let segments =
-            usize::try_from(held.lane()?.room() / segment).unwrap_or(1).clamp(1, IN_FLIGHT);
-        let mut flying: VecDeque<Mark> = VecDeque::with_capacity(segments);
-        let mut place = 0;
-        while let Some(piece) = self.claim() {
-            if flying.len() == segments
+        let edges = match self.way {
+            Way::Asked(_) => 2 * self.handle.file.direct_block(),
+            _ => 0,
+        };
+        let longest = self.cut.longest(self.len);
+        let segment = align_up(longest + edges, SEGMENT_ALIGN).unwrap_or(longest);
+        let segments = usize::try_from(held.lane()?.room() / segment).unwrap_or(1).max(1);
+        let most = segments.min(IN_FLIGHT);
+        let mut flying: VecDeque<Mark> = VecDeque::with_capacity(most);
+        let mut next = lead;
+        while let Some((start, len)) = next.take().or_else(|| self.claim()) {
+            if flying.len() == most
                 && let Some(first) = flying.pop_front()
             {
                 held.wait(first)?;
             }
-            let from = place as u64 * segment;
-            place = (place + 1) % segments;
-            let start = piece * self.piece;
-            let want = ByteRange { start: self.at + start, len: self.piece.min(self.len - start) };
+            let from = held.turn(segments) * segment;
+            let want = ByteRange { start: self.at + start, len };
             let (skip, n) = self.fill(held, from, want, force)?;
             if n < want.len {
                 self.end.fetch_min(start + n, Ordering::SeqCst);
@@ -255,34 +242,43 @@ impl Share {
         }
     }
 
-    /// Takes pieces until none is left, copying one out of the device while another is written.
-    fn write_in(&self, held: &mut InUse<'_>) -> Outcome<()> {
-        let segments = usize::try_from(held.lane()?.room() / self.piece).unwrap_or(1);
+    /// Takes pieces until none is left, copying one out of the device while another is written. What the caller
+    /// writes may go the ordinary way: `lead` says which thread this is.
+    fn write_in(&self, held: &mut InUse<'_>, lead: Option<(u64, u64)>) -> Outcome<()> {
+        let ordinary = lead.is_some() && matches!(self.way, Way::Write { ordinary: true });
+        let segment = self.cut.longest(self.len).max(lead.map_or(0, |(_, len)| len));
+        let segments = usize::try_from(held.lane()?.room() / segment.max(1)).unwrap_or(1);
         let segments = segments.clamp(1, WRITES_IN_FLIGHT);
-        let mut flying: VecDeque<(u64, u64, Mark)> = VecDeque::with_capacity(segments);
-        let mut place = 0;
+        let mut flying: VecDeque<(u64, u64, u64, Mark)> = VecDeque::with_capacity(segments);
+        // What follows a large ordinary write is known when it is done, not before.
+        let ahead = if ordinary { 1 } else { segments };
+        let mut next = lead;
         loop {
-            while flying.len() < segments
-                && let Some(piece) = self.claim()
+            while flying.len() < ahead
+                && let Some((start, len)) = next.take().or_else(|| self.claim())
             {
-                let (start, into) = (piece * self.piece, place as u64 * self.piece);
-                place = (place + 1) % segments;
+                let into = held.turn(segments) * segment;
                 let device = self.to.checked_add(start).unwrap_or(self.to);
-                let len = self.piece.min(self.len - start);
                 let mark = held.start(Copy { into: false, device, at: into, len })?;
-                flying.push_back((start, into, mark));
+                flying.push_back((start, len, into, mark));
             }
-            let Some((start, from, mark)) = flying.pop_front() else { return Ok(()) };
+            let Some((start, len, from, mark)) = flying.pop_front() else { return Ok(()) };
             held.wait(mark)?;
-            self.write_piece(held.lane()?.host(), (from, start), self.piece.min(self.len - start));
+            self.write_piece(held.lane()?.host(), from, (start, len), ordinary);
         }
     }
 
-    /// Writes a piece that lies at `from` in `memory`, and starts at `start` of the request.
-    fn write_piece(&self, memory: &HostMem, (from, start): (u64, u64), len: u64) {
+    /// Writes a piece of the request that lies at `from` in `memory`.
+    fn write_piece(&self, memory: &HostMem, from: u64, (start, len): (u64, u64), ordinary: bool) {
         let range = ByteRange { start: self.at + start, len };
-        let first = (start == 0).then_some(self.len);
-        if let Err(error) = fill(&self.handle, memory, from, range, first) {
+        let written = if ordinary {
+            write_all(&self.handle, memory, from, range)
+        } else {
+            // Where the caller writes the ordinary way, that sets the file's times.
+            let sole = matches!(self.way, Way::Write { ordinary: false });
+            fill(&self.handle, memory, from, range, (sole && start == 0).then_some(self.len))
+        };
+        if let Err(error) = written {
             tracing::debug!(%error, "a mapping was not written; the file is, the ordinary way");
             self.refused.store(true, Ordering::SeqCst);
             self.stop.store(true, Ordering::SeqCst);
@@ -324,8 +320,11 @@ pub(super) enum Way {
     Cached,
     /// Each piece by where its bytes are.
     Asked(Plan<StorageRoute>),
-    /// It is no read: written through mappings of the page cache.
-    Write,
+    /// It is no read: written through mappings of the page cache, by the caller `ordinary`.
+    Write {
+        /// Whether the caller writes what it takes by `write`, which is quicker as long as nobody else does.
+        ordinary: bool,
+    },
 }
 
 impl Way {
