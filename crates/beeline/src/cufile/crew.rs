@@ -114,14 +114,13 @@ impl Crew {
             }
             // A helper that looks sees this, or, before it sleeps, what was queued: nobody else is woken for it.
             self.asked.fetch_add(count, Ordering::SeqCst);
-            let count = count.saturating_sub(self.looking.load(Ordering::SeqCst));
-            let lacking = count.saturating_sub(state.helpers_asleep);
-            for _ in 0..lacking.min(self.helpers_max.saturating_sub(state.helpers)) {
+            let looking = self.looking.load(Ordering::SeqCst);
+            let (wake, start) = called(count, looking, state.helpers_asleep);
+            for _ in 0..start.min(self.helpers_max.saturating_sub(state.helpers)) {
                 if self.spawn("beeline-help", Self::helper) {
                     state.helpers += 1;
                 }
             }
-            let wake = state.helpers_asleep.min(count);
             drop(state);
             for _ in 0..wake {
                 self.help.notify_one();
@@ -225,9 +224,29 @@ impl Crew {
     }
 }
 
+/// How many helpers to wake, and how many to start, where `count` are asked for, `looking` look for requests and
+/// `asleep` sleep.
+fn called(count: usize, looking: usize, asleep: usize) -> (usize, usize) {
+    let lacking = count.saturating_sub(looking);
+    let wake = lacking.min(asleep);
+    (wake, lacking - wake)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn helpers_that_look_come_before_those_that_sleep_and_those_before_new_ones() {
+        let check = |count, looking, asleep, expected| {
+            assert_eq!(called(count, looking, asleep), expected, "{count} {looking} {asleep}");
+        };
+        check(1, 1, 5, (0, 0));
+        check(1, 0, 5, (1, 0));
+        check(3, 1, 1, (1, 1));
+        check(3, 0, 0, (0, 3));
+        check(2, 7, 0, (0, 0));
+    }
 
     /// A burst comes before the one that sleeps has woken: here it never does.
     #[test]

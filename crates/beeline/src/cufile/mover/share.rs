@@ -69,7 +69,7 @@ impl Cut {
 
     /// Bytes of the next piece where `left` are left.
     fn piece(self, left: u64) -> u64 {
-        let fair = left / (2 * self.threads.max(1)) / SEGMENT_ALIGN * SEGMENT_ALIGN;
+        let fair = left / self.threads.max(1).saturating_mul(2) / SEGMENT_ALIGN * SEGMENT_ALIGN;
         fair.clamp(self.least, self.most.max(self.least)).min(left)
     }
 }
@@ -401,4 +401,35 @@ fn read_direct(
         }
     }
     Ok((skip, done.saturating_sub(skip).min(want.len)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pieces are within their bounds and aligned, never longer than one before, and make up the request.
+    fn check((most, least, threads): (u64, u64, u64), len: u64, pieces: u64) {
+        let cut = Cut { most, least, threads };
+        let (mut left, mut last, mut number) = (len, u64::MAX, 0);
+        while left > 0 {
+            let piece = cut.piece(left);
+            assert!(piece <= cut.longest(len) && piece <= last, "{piece} of {left} after {last}");
+            let whole = piece >= least && piece.is_multiple_of(SEGMENT_ALIGN);
+            assert!(piece > 0 && (piece == left || whole), "{piece} of {left}");
+            (left, last, number) = (left - piece, piece, number + 1);
+        }
+        assert_eq!(number, pieces, "{len} bytes in pieces of {least} to {most} for {threads}");
+    }
+
+    #[test]
+    fn a_request_is_cut_into_pieces_that_get_smaller() {
+        const KIB: u64 = 1 << 10;
+        check((256 * KIB, 256 * KIB, 2), 1 << 20, 4);
+        check((256 * KIB, 256 * KIB, 4), (1 << 20) + 1, 5);
+        check((1 << 20, 256 * KIB, 1), 16 << 20, 18);
+        check((1 << 20, 256 * KIB, 4), 16 << 20, 27);
+        check((1 << 20, 256 * KIB, u64::MAX / 2), 3 << 20, 12);
+        check((256 * KIB, 1 << 20, 2), 3 << 20, 3);
+        check((1 << 20, 256 * KIB, 0), 5, 1);
+    }
 }
