@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use super::mover::Share;
 use crate::{lock, wait_timeout};
 
-/// How long a helper looks for more before it sleeps: a program that reads in a loop comes back sooner.
-const LINGER: Duration = Duration::from_micros(50);
+/// How long a helper looks for more before it sleeps: a program that reads in a loop comes back sooner, also where
+/// the helper had little to do.
+const LINGER: Duration = Duration::from_micros(100);
 /// For how long calls count as beside each other after they were.
 const CROWD_MICROS: u64 = 2000;
 /// How long a thread sleeps without work before it ends.

@@ -28,9 +28,6 @@ const SPIN: Duration = Duration::from_micros(60);
 /// For how long it only yields, and how long it naps after that.
 const SPIN_LONG: Duration = Duration::from_micros(400);
 const NAP: Duration = Duration::from_micros(20);
-/// How long a thread with several pieces looks at a mark without pause: about as long as the last copy of a medium
-/// request takes. A nap costs about 5 microseconds of CPU.
-const LOOK: Duration = Duration::from_micros(25);
 /// How long the end of a context's lanes waits for copies that once did not end in time.
 const STUCK: Duration = Duration::from_millis(50);
 
@@ -339,7 +336,7 @@ impl InUse<'_> {
         if self.lane().is_ok_and(|lane| !lane.is_idle()) {
             mark = self.lane().ok().and_then(|lane| lane.enter().ok()?.mark(Marking::Event).ok());
             if let Some(mark) = mark.filter(|_| !waited) {
-                let _ = self.wait(mark);
+                let _ = self.wait(mark, SPIN);
             }
         }
         let lanes = self.lanes;
@@ -380,11 +377,12 @@ impl InUse<'_> {
         let marking = if waiting == Waiting::Word { Marking::Word } else { Marking::Event };
         let mark = entered.mark(marking).map_err(failed)?;
         drop(entered);
-        self.wait(mark)
+        self.wait(mark, SPIN)
     }
 
-    /// Waits until `mark` is reached; `ETIMEDOUT` after the stall timeout.
-    pub(super) fn wait(&mut self, mark: Mark) -> Outcome<()> {
+    /// Waits until `mark` is reached, by looking for as long as `look`, then by naps, each of which costs about 5
+    /// microseconds of CPU; `ETIMEDOUT` after the stall timeout.
+    pub(super) fn wait(&mut self, mark: Mark, look: Duration) -> Outcome<()> {
         let stall = self.lanes.stall;
         let lane = self.lane()?;
         let failed = |error| Failure::cuda("copy between host and device", &error);
@@ -399,7 +397,7 @@ impl InUse<'_> {
             if now - since > stall {
                 return Err(Failure::timeout(format!("a copy did not finish within {stall:?}")));
             }
-            if now - since > LOOK {
+            if now - since > look {
                 nap(NAP);
             } else {
                 std::hint::spin_loop();

@@ -21,26 +21,28 @@ use super::handle::{Handle, Routes};
 use super::lanes::{Copy, Lanes};
 use super::status::{Failure, OpError, Outcome};
 use out::write_device;
-use share::{Cut, Way};
+use share::Way;
 
 pub(super) use share::Share;
 
 /// Largest request that one copy serves.
 const SINGLE_MAX: u64 = 128 << 10;
-/// Largest request that is medium: shared by few threads, and not where others are active.
+/// Largest request that is medium: shared by two threads, and not where others are active. Each copy costs the device
+/// several microseconds beside its bytes, so pieces are not small; and what a CPU has just written is read from its
+/// cache at half the rate of the link, so that more threads gain little.
 const MEDIUM_MAX: u64 = 2 << 20;
 const MEDIUM_HELPERS: usize = 1;
-const MEDIUM_CUT: (u64, u64) = (256 << 10, 128 << 10);
+const PIECE_MEDIUM: u64 = 256 << 10;
 /// Most helpers of a larger read, and the threads of all requests together beyond which they gain nothing: one
 /// core reads 7 GB/s out of the page cache.
-const LARGE_HELPERS: usize = 4;
-const LARGE_THREADS: usize = 8;
-/// Most and fewest bytes of a piece; four of the largest fill a lane.
-const LARGE_CUT: (u64, u64) = (1020 << 10, 256 << 10);
-/// The size from which a request has twice as many threads as the setting says; two of its largest pieces and
-/// their edges fill a lane.
+const LARGE_HELPERS: usize = 5;
+const LARGE_THREADS: usize = 12;
+/// Four of these fill a lane.
+const PIECE_LARGE: u64 = 1020 << 10;
+/// The size from which a request has twice as many threads as the setting says; two of its pieces and their edges
+/// fill a lane.
 const HUGE_MIN: u64 = 64 << 20;
-const HUGE_CUT: (u64, u64) = ((2 << 20) - (16 << 10), 512 << 10);
+const PIECE_HUGE: u64 = (2 << 20) - (16 << 10);
 /// Threads beyond which a link to one device is not filled any better.
 const HUGE_THREADS: usize = 16;
 /// Most and fewest bytes of a piece that is read past the page cache, and of an ordinary write.
@@ -99,20 +101,23 @@ pub(super) fn read(
         // Beside others, one read and one copy cost least of all.
         return read_single(handle, lanes, target.device_ptr(), at, len);
     }
-    let (most, least) = match len {
+    let piece = match len {
         _ if cold => {
-            let piece = PIECE_DIRECT.min((len / 4).next_multiple_of(SEGMENT_ALIGN));
-            (piece.max(PIECE_DIRECT_MIN), piece.max(PIECE_DIRECT_MIN))
+            PIECE_DIRECT.min((len / 4).next_multiple_of(SEGMENT_ALIGN)).max(PIECE_DIRECT_MIN)
         }
-        ..=MEDIUM_MAX => MEDIUM_CUT,
-        HUGE_MIN.. => HUGE_CUT,
-        _ => LARGE_CUT,
+        ..=MEDIUM_MAX => piece_medium(len),
+        HUGE_MIN.. => PIECE_HUGE,
+        _ => PIECE_LARGE,
     };
-    let cut = Cut { most, least, threads: helpers as u64 + 1 };
     let range = ByteRange { start: at, len };
-    let share = Share::new((handle, lanes), way, target.device_ptr(), range, cut);
+    let share = Share::new((handle, lanes), way, target.device_ptr(), range, piece);
     // Reads are never refused.
     share.run(means, helpers).map(Option::unwrap_or_default)
+}
+
+/// Bytes of a piece of a medium request.
+const fn piece_medium(len: u64) -> u64 {
+    if len <= 2 * PIECE_MEDIUM { PIECE_MEDIUM / 2 } else { PIECE_MEDIUM }
 }
 
 /// Writes `len` bytes to `at`; answers how many were written, less than `len` only where the file took

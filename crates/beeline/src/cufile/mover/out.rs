@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use beeline_core::addr::{ByteRange, DevicePtr};
 use beeline_sys::cuda::Mark;
@@ -13,16 +14,17 @@ use super::super::handle::{Handle, Routes};
 use super::super::lanes::{Copy, InUse, Lanes};
 use super::super::mapped::Mapped;
 use super::super::status::Outcome;
-use super::share::{Cut, Share, Way};
-use super::{HUGE_MIN, HUGE_THREADS, MEDIUM_MAX, Means, PIECE, SINGLE_MAX, failed};
+use super::share::{Share, Way};
+use super::{HUGE_MIN, HUGE_THREADS, MEDIUM_MAX, Means, PIECE, SINGLE_MAX, failed, piece_medium};
 
-/// Most and fewest bytes of a piece of a mapped write.
-const MAPPED_MOST: u64 = 512 << 10;
-const MAPPED_LEAST: u64 = 64 << 10;
+/// Bytes of a piece of a large mapped write.
+const MAPPED_PIECE: u64 = 512 << 10;
+/// How long a thread looks at a copy before it naps.
+const LOOK: Duration = Duration::from_micros(25);
 /// Pieces of an ordinary write that are copied ahead.
 const IN_FLIGHT: usize = 4;
 /// Most helpers of a mapped write. One thread fills the page cache with 5 to 10 GB/s.
-const HELPERS_MEDIUM: usize = 2;
+const HELPERS_MEDIUM: usize = 1;
 const HELPERS: usize = 3;
 const HELPERS_HUGE: usize = 7;
 
@@ -75,9 +77,8 @@ fn write_mapped(
     if helpers == 0 && range.len <= PIECE {
         return write_single(handle, lanes, from, range);
     }
-    let threads = helpers as u64 + 1;
-    let cut = Cut { most: MAPPED_MOST, least: MAPPED_LEAST, threads };
-    let share = Share::new((handle, lanes), Way::Write { ordinary: !crowded }, from, range, cut);
+    let piece = if range.len <= MEDIUM_MAX { piece_medium(range.len) } else { MAPPED_PIECE };
+    let share = Share::new((handle, lanes), Way::Write, from, range, piece);
     let whole = share.run(means, helpers)?.is_some();
     // Cut meanwhile: what was written through a mapping is gone, and `write` would have made the file longer.
     Ok(whole && Mapped::is_inside(handle.data(), range))
@@ -116,20 +117,6 @@ pub(super) fn fill(
     mapped.fill(handle.data(), (range.start, range.len), memory, from)
 }
 
-/// Writes `range` out of `memory` at `from` the ordinary way.
-///
-/// # Errors
-/// What writing says; `WriteZero` where the file took no more.
-pub(super) fn write_all(
-    handle: &Handle,
-    memory: &HostMem,
-    from: u64,
-    range: ByteRange,
-) -> io::Result<()> {
-    let written = write_cached(handle, memory, from, range.start, range.len)?;
-    if written < range.len { Err(io::ErrorKind::WriteZero.into()) } else { Ok(()) }
-}
-
 fn write_pieces(
     handle: &Handle,
     held: &mut InUse<'_>,
@@ -157,7 +144,7 @@ fn write_pieces(
             started += n;
         }
         let Some((in_lane, n, mark)) = flying.pop_front() else { break };
-        held.wait(mark)?;
+        held.wait(mark, LOOK)?;
         let written = write_cached(handle, held.lane()?.host(), in_lane, at + done, n);
         match written {
             Ok(written) => {

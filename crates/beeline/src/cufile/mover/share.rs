@@ -16,16 +16,18 @@ use beeline_sys::mem::HostMem;
 use super::super::handle::{Handle, Routes};
 use super::super::lanes::{Copy, InUse, Lanes};
 use super::super::status::{Failure, Outcome};
-use super::out::{fill, write_all};
-use super::{Means, PROBE_MIN, SEGMENT_ALIGN, failed, read_cached, read_rest};
+use super::out::fill;
+use super::{MEDIUM_MAX, Means, PROBE_MIN, SEGMENT_ALIGN, failed, read_cached, read_rest};
 use crate::lock;
 
 /// Pieces that one thread keeps in flight.
 const IN_FLIGHT: usize = 4;
 /// Pieces of a write that one thread keeps in flight: the copies are much quicker than what follows them.
 const WRITES_IN_FLIGHT: usize = 2;
-/// Most bytes that the caller of a write takes at once.
-const LEAD_MAX: u64 = 1 << 20;
+/// How long a thread looks at a copy before it naps: of a medium request as long as its last copies take; of a large
+/// one hardly, since other copies are before it.
+const LOOK_MEDIUM: Duration = Duration::from_micros(40);
+const LOOK: Duration = Duration::from_micros(5);
 /// How often the caller looks whether helpers are done before it sleeps: for some 30 microseconds.
 const JOIN_TURNS: u32 = 600;
 
@@ -37,8 +39,9 @@ pub(in super::super) struct Share {
     to: DevicePtr,
     at: u64,
     len: u64,
-    cut: Cut,
-    /// Where the part that nobody has taken yet begins.
+    piece: u64,
+    pieces: u64,
+    /// The first piece that nobody has taken yet.
     next: AtomicU64,
     /// Where the data ends, from `at`: the file may be shorter than asked for.
     end: AtomicU64,
@@ -50,37 +53,13 @@ pub(in super::super) struct Share {
     refused: AtomicBool,
 }
 
-/// How a request is cut into pieces: large ones first, since each copy costs the device some microseconds beside
-/// its bytes, and smaller ones towards the end, so that the threads end together and their last copies are short.
-#[derive(Clone, Copy)]
-pub(super) struct Cut {
-    /// Most and fewest bytes of a piece, multiples of [`SEGMENT_ALIGN`].
-    pub(super) most: u64,
-    pub(super) least: u64,
-    /// Threads that take part.
-    pub(super) threads: u64,
-}
-
-impl Cut {
-    /// Most bytes of a piece of a request of `len`.
-    fn longest(self, len: u64) -> u64 {
-        self.piece(len)
-    }
-
-    /// Bytes of the next piece where `left` are left.
-    fn piece(self, left: u64) -> u64 {
-        let fair = left / self.threads.max(1).saturating_mul(2) / SEGMENT_ALIGN * SEGMENT_ALIGN;
-        fair.clamp(self.least, self.most.max(self.least)).min(left)
-    }
-}
-
 impl Share {
     pub(super) fn new(
         (handle, lanes): (&Arc<Handle>, &Arc<Lanes>),
         way: Way,
         to: DevicePtr,
         range: ByteRange,
-        cut: Cut,
+        piece: u64,
     ) -> Self {
         Self {
             handle: Arc::clone(handle),
@@ -89,7 +68,8 @@ impl Share {
             to,
             at: range.start,
             len: range.len,
-            cut,
+            piece,
+            pieces: range.len.div_ceil(piece),
             next: AtomicU64::new(0),
             end: AtomicU64::new(range.len),
             failed: std::sync::Mutex::new(None),
@@ -105,10 +85,12 @@ impl Share {
     pub(super) fn run(self, means: Means<'_>, helpers: usize) -> Outcome<Option<u64>> {
         let force = means.force_direct || self.handle.direct_only;
         let share = Arc::new(self);
-        let lead = share.lead();
-        means.crew.enlist(&share, helpers, force);
+        // The caller's own first: it needs no help where that is all.
+        let first = share.claim();
+        let left = usize::try_from(share.pieces - 1).unwrap_or(usize::MAX);
+        means.crew.enlist(&share, helpers.min(left), force);
         let worked = match share.lanes.acquire() {
-            Ok(held) => share.work(held, lead, force),
+            Ok(held) => share.work(held, first, force),
             Err(failure) => Err(failure),
         };
         if let Err(failure) = worked {
@@ -120,15 +102,6 @@ impl Share {
         }
         let whole = !share.refused.load(Ordering::SeqCst);
         Ok(whole.then(|| share.end.load(Ordering::SeqCst)))
-    }
-
-    /// What the caller takes before anybody else: of a write, its whole share in one piece.
-    fn lead(&self) -> Option<(u64, u64)> {
-        let Way::Write { ordinary: true } = self.way else { return self.claim() };
-        let share = self.len / self.cut.threads.max(1) / SEGMENT_ALIGN * SEGMENT_ALIGN;
-        let len = share.clamp(self.cut.least.min(self.len), LEAD_MAX);
-        self.next.store(len, Ordering::SeqCst);
-        Some((0, len))
     }
 
     /// A helper's part: whatever pieces are left, with a lane of its own, if there is one.
@@ -152,7 +125,7 @@ impl Share {
 
     /// Whether there is still something to help with.
     pub(in super::super) fn wants_help(&self) -> bool {
-        self.next.load(Ordering::SeqCst) < self.len
+        self.next.load(Ordering::SeqCst) < self.pieces
     }
 
     fn fail(&self, failure: Failure) {
@@ -179,26 +152,25 @@ impl Share {
 
     /// Takes the next piece: where it starts in the request, and its length.
     fn claim(&self) -> Option<(u64, u64)> {
-        let mut start = self.next.load(Ordering::SeqCst);
-        loop {
-            let over = start >= self.len || start >= self.end.load(Ordering::Relaxed);
-            if over || self.stop.load(Ordering::SeqCst) {
-                return None;
-            }
-            let len = self.cut.piece(self.len - start);
-            let order = Ordering::SeqCst;
-            match self.next.compare_exchange_weak(start, start + len, order, order) {
-                Ok(_) => return Some((start, len)),
-                Err(now) => start = now,
-            }
+        if self.stop.load(Ordering::SeqCst) {
+            return None;
         }
+        let piece = self.next.fetch_add(1, Ordering::SeqCst);
+        let start = (piece < self.pieces).then(|| piece * self.piece)?;
+        let len = self.piece.min(self.len - start);
+        (start < self.end.load(Ordering::Relaxed)).then_some((start, len))
     }
 
-    /// Takes pieces until none is left, reading one while others are copied. The caller has taken `lead` already.
-    fn work(&self, mut held: InUse<'_>, lead: Option<(u64, u64)>, force: bool) -> Outcome<()> {
+    /// How long a thread looks at the mark of a copy before it naps.
+    fn look(&self) -> Duration {
+        if self.len <= MEDIUM_MAX { LOOK_MEDIUM } else { LOOK }
+    }
+
+    /// Takes pieces until none is left, reading one while others are copied; `first` is taken already.
+    fn work(&self, mut held: InUse<'_>, first: Option<(u64, u64)>, force: bool) -> Outcome<()> {
         let outcome = match self.way {
-            Way::Write { .. } => self.write_in(&mut held, lead),
-            _ => self.read_in(&mut held, lead, force),
+            Way::Write => self.write_in(&mut held, first),
+            _ => self.read_in(&mut held, first, force),
         };
         if let Err(failure) = &outcome {
             held.settle(Some(failure));
@@ -206,23 +178,22 @@ impl Share {
         outcome
     }
 
-    fn read_in(&self, held: &mut InUse<'_>, lead: Option<(u64, u64)>, force: bool) -> Outcome<()> {
+    fn read_in(&self, held: &mut InUse<'_>, first: Option<(u64, u64)>, force: bool) -> Outcome<()> {
         // A direct read may start up to a block early and end a block late.
         let edges = match self.way {
             Way::Asked(_) => 2 * self.handle.file.direct_block(),
             _ => 0,
         };
-        let longest = self.cut.longest(self.len);
-        let segment = align_up(longest + edges, SEGMENT_ALIGN).unwrap_or(longest);
+        let segment = align_up(self.piece + edges, SEGMENT_ALIGN).unwrap_or(self.piece);
         let segments = usize::try_from(held.lane()?.room() / segment).unwrap_or(1).max(1);
         let most = segments.min(IN_FLIGHT);
         let mut flying: VecDeque<Mark> = VecDeque::with_capacity(most);
-        let mut next = lead;
+        let mut next = first;
         while let Some((start, len)) = next.take().or_else(|| self.claim()) {
             if flying.len() == most
                 && let Some(first) = flying.pop_front()
             {
-                held.wait(first)?;
+                held.wait(first, self.look())?;
             }
             let from = held.turn(segments) * segment;
             let want = ByteRange { start: self.at + start, len };
@@ -237,48 +208,38 @@ impl Share {
             }
         }
         match flying.pop_back() {
-            Some(last) => held.wait(last),
+            Some(last) => held.wait(last, self.look()),
             None => Ok(()),
         }
     }
 
-    /// Takes pieces until none is left, copying one out of the device while another is written. What the caller
-    /// writes may go the ordinary way: `lead` says which thread this is.
-    fn write_in(&self, held: &mut InUse<'_>, lead: Option<(u64, u64)>) -> Outcome<()> {
-        let ordinary = lead.is_some() && matches!(self.way, Way::Write { ordinary: true });
-        let segment = self.cut.longest(self.len).max(lead.map_or(0, |(_, len)| len));
-        let segments = usize::try_from(held.lane()?.room() / segment.max(1)).unwrap_or(1);
-        let segments = segments.clamp(1, WRITES_IN_FLIGHT);
-        let mut flying: VecDeque<(u64, u64, u64, Mark)> = VecDeque::with_capacity(segments);
-        // What follows a large ordinary write is known when it is done, not before.
-        let ahead = if ordinary { 1 } else { segments };
-        let mut next = lead;
+    /// Takes pieces until none is left, copying one out of the device while another is written.
+    fn write_in(&self, held: &mut InUse<'_>, first: Option<(u64, u64)>) -> Outcome<()> {
+        let segments = usize::try_from(held.lane()?.room() / self.piece).unwrap_or(1);
+        let segments = segments.max(1);
+        let most = segments.min(WRITES_IN_FLIGHT);
+        let mut flying: VecDeque<(u64, u64, u64, Mark)> = VecDeque::with_capacity(most);
+        let mut next = first;
         loop {
-            while flying.len() < ahead
+            while flying.len() < most
                 && let Some((start, len)) = next.take().or_else(|| self.claim())
             {
-                let into = held.turn(segments) * segment;
+                let into = held.turn(segments) * self.piece;
                 let device = self.to.checked_add(start).unwrap_or(self.to);
                 let mark = held.start(Copy { into: false, device, at: into, len })?;
                 flying.push_back((start, len, into, mark));
             }
             let Some((start, len, from, mark)) = flying.pop_front() else { return Ok(()) };
-            held.wait(mark)?;
-            self.write_piece(held.lane()?.host(), from, (start, len), ordinary);
+            held.wait(mark, self.look())?;
+            self.write_piece(held.lane()?.host(), from, (start, len));
         }
     }
 
     /// Writes a piece of the request that lies at `from` in `memory`.
-    fn write_piece(&self, memory: &HostMem, from: u64, (start, len): (u64, u64), ordinary: bool) {
+    fn write_piece(&self, memory: &HostMem, from: u64, (start, len): (u64, u64)) {
         let range = ByteRange { start: self.at + start, len };
-        let written = if ordinary {
-            write_all(&self.handle, memory, from, range)
-        } else {
-            // Where the caller writes the ordinary way, that sets the file's times.
-            let sole = matches!(self.way, Way::Write { ordinary: false });
-            fill(&self.handle, memory, from, range, (sole && start == 0).then_some(self.len))
-        };
-        if let Err(error) = written {
+        let first = (start == 0).then_some(self.len);
+        if let Err(error) = fill(&self.handle, memory, from, range, first) {
             tracing::debug!(%error, "a mapping was not written; the file is, the ordinary way");
             self.refused.store(true, Ordering::SeqCst);
             self.stop.store(true, Ordering::SeqCst);
@@ -320,11 +281,8 @@ pub(super) enum Way {
     Cached,
     /// Each piece by where its bytes are.
     Asked(Plan<StorageRoute>),
-    /// It is no read: written through mappings of the page cache, by the caller `ordinary`.
-    Write {
-        /// Whether the caller writes what it takes by `write`, which is quicker as long as nobody else does.
-        ordinary: bool,
-    },
+    /// It is no read: written through mappings of the page cache.
+    Write,
 }
 
 impl Way {
@@ -401,35 +359,4 @@ fn read_direct(
         }
     }
     Ok((skip, done.saturating_sub(skip).min(want.len)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Pieces are within their bounds and aligned, never longer than one before, and make up the request.
-    fn check((most, least, threads): (u64, u64, u64), len: u64, pieces: u64) {
-        let cut = Cut { most, least, threads };
-        let (mut left, mut last, mut number) = (len, u64::MAX, 0);
-        while left > 0 {
-            let piece = cut.piece(left);
-            assert!(piece <= cut.longest(len) && piece <= last, "{piece} of {left} after {last}");
-            let whole = piece >= least && piece.is_multiple_of(SEGMENT_ALIGN);
-            assert!(piece > 0 && (piece == left || whole), "{piece} of {left}");
-            (left, last, number) = (left - piece, piece, number + 1);
-        }
-        assert_eq!(number, pieces, "{len} bytes in pieces of {least} to {most} for {threads}");
-    }
-
-    #[test]
-    fn a_request_is_cut_into_pieces_that_get_smaller() {
-        const KIB: u64 = 1 << 10;
-        check((256 * KIB, 256 * KIB, 2), 1 << 20, 4);
-        check((256 * KIB, 256 * KIB, 4), (1 << 20) + 1, 5);
-        check((1 << 20, 256 * KIB, 1), 16 << 20, 18);
-        check((1 << 20, 256 * KIB, 4), 16 << 20, 27);
-        check((1 << 20, 256 * KIB, u64::MAX / 2), 3 << 20, 12);
-        check((256 * KIB, 1 << 20, 2), 3 << 20, 3);
-        check((1 << 20, 256 * KIB, 0), 5, 1);
-    }
 }
