@@ -104,7 +104,11 @@ int main(void) {
     for (int i = 0; i < STAGES; i++) {
         fflush(stdout);
         pid_t own = fork();
-        if (!own) _exit(stage(i));
+        if (!own) {
+            int bad = stage(i);
+            fflush(stdout);
+            _exit(bad);
+        }
         int status;
         waitpid(own, &status, 0);
     }
