@@ -36,11 +36,13 @@ pub(crate) struct Comm {
     pub(crate) gpu: Gpu,
     pub(crate) device: u32,
     state: RwLock<State>,
-    /// By the driver's handle, and by the thread where the handle names a stream of each thread.
-    streams: Mutex<Vec<(usize, Option<ThreadId>, Arc<Stream>)>>,
+    streams: Mutex<Vec<Known>>,
     pub(crate) ops: Mutex<Vec<Option<(DataType, Factor)>>>,
     pub(crate) registered: Mutex<HashMap<u64, u64>>,
 }
+
+/// A stream by the driver's handle, and by the thread where the handle names a stream of each thread.
+type Known = ((usize, Option<ThreadId>), Arc<Stream>);
 
 enum State {
     /// The ranks are coming together.
@@ -127,9 +129,7 @@ impl Comm {
         let key = handle.get() as usize;
         let thread = (key == PER_THREAD).then(|| std::thread::current().id());
         let mut streams = lock(&self.streams);
-        if let Some((.., stream)) =
-            streams.iter().find(|(known, of, _)| (*known, *of) == (key, thread))
-        {
+        if let Some((_, stream)) = streams.iter().find(|(known, _)| *known == (key, thread)) {
             return Ok(Arc::clone(stream));
         }
         let foreign = match key {
@@ -142,7 +142,7 @@ impl Comm {
         if streams.len() >= STREAMS_MAX {
             streams.remove(0);
         }
-        streams.push((key, thread, Arc::clone(&stream)));
+        streams.push(((key, thread), Arc::clone(&stream)));
         Ok(stream)
     }
 
