@@ -27,8 +27,8 @@ const COPIED: &[&str] = &[
 /// What stands as package where it is the kernels that are changed, which are no crate.
 const KERNELS: &str = "kernels";
 
-/// How many seconds the tests of one mutation may take; those of the tree take a tenth of it.
-const TESTS_MAX: &str = "600";
+/// How many seconds the tests of one mutation may take; those of the tree take a small part of it.
+const TESTS_MAX: &str = "300";
 
 struct Mutation {
     name: String,
