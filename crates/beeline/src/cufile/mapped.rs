@@ -26,9 +26,9 @@ use crate::{read_lock, write_lock};
 /// Bytes of one mapping, most mappings of one file (2 GiB), and of all files together (8 GiB of addresses).
 const WINDOW: u64 = 32 << 20;
 const FILE_WINDOWS_MAX: usize = 64;
+const WINDOWS_MAX: usize = 256;
 /// Bytes that are made ready for writing at once.
 const GRANULE: u64 = 128 << 10;
-const WINDOWS_MAX: usize = 256;
 /// Smallest request that is written so: below, an ordinary write is as quick.
 const LEN_MIN: u64 = 4096;
 /// How old the file's times may be after a small write beside others.
