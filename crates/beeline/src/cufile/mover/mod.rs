@@ -31,7 +31,7 @@ const SINGLE_MAX: u64 = 128 << 10;
 /// several microseconds beside its bytes, so pieces are not small; and what a CPU has just written is read from its
 /// cache at half the rate of the link, so that more threads gain little.
 const MEDIUM_MAX: u64 = 2 << 20;
-const MEDIUM_HELPERS: usize = 1;
+const MEDIUM_THREADS: usize = 2;
 const PIECE_MEDIUM: u64 = 256 << 10;
 /// Most helpers of a larger read, and the threads of all requests together beyond which they gain nothing: one
 /// core reads 7 GB/s out of the page cache.
@@ -92,7 +92,7 @@ pub(super) fn read(
     let helpers = match len {
         _ if most == 0 => 0,
         ..=MEDIUM_MAX if cold => most,
-        ..=MEDIUM_MAX => active.alone_helpers(MEDIUM_HELPERS.min(most)),
+        ..=MEDIUM_MAX => active.alone_helpers(MEDIUM_THREADS.min(means.parallel) - 1),
         HUGE_MIN.. => active.fair_helpers(2 * most + 1, HUGE_THREADS),
         _ if cold => active.fair_helpers(most, HUGE_THREADS),
         _ => active.fair_helpers(LARGE_HELPERS.min(most), LARGE_THREADS),
