@@ -15,9 +15,10 @@ use super::super::mapped::Mapped;
 use super::super::status::{Failure, Outcome};
 use super::out::{fill, write_cached};
 use super::share::{Way, read_direct};
-use super::{HUGE_MIN, MEDIUM_MAX, MEDIUM_THREADS, Means, SINGLE_MAX, failed, read_cached};
+use super::{HUGE_MIN, MEDIUM_MAX, Means, SINGLE_MAX, failed, read_cached};
 
-/// Threads that write a file through mappings.
+/// Threads that read a medium request, and that write a file through mappings.
+const READERS: usize = 4;
 const WRITERS: usize = 3;
 
 /// One request.
@@ -66,7 +67,7 @@ impl Job {
         }
         let way = Way::choose(means, &handle, lanes, range.start, range.len);
         let threads = match (range.len, &way) {
-            (..=MEDIUM_MAX, Way::Cached) => MEDIUM_THREADS.min(means.parallel),
+            (..=MEDIUM_MAX, Way::Cached) => READERS.min(means.parallel),
             (HUGE_MIN.., _) => 2 * means.parallel,
             _ => means.parallel,
         };
