@@ -504,7 +504,9 @@ mod tests {
             pending: Mutex::default(),
         });
         let (hangs, hung) = mpsc::channel::<()>();
-        common.submit(Box::new(move || drop(hung.recv())));
+        common.submit(Box::new(move || {
+            let _ = hung.recv();
+        }));
         let request = || Arc::new(Request::new((Gate(0), 1), (None, false), Box::new(Nobody)));
         let soon = Duration::from_secs(20);
 
