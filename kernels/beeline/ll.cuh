@@ -12,7 +12,24 @@ struct LlShared {
     // What ll_begin found, which nobody writes after its barrier: all threads of a block decide alike. And what any
     // thread found by the end.
     u32 refused, bad;
+    u32 warm; // of nobody's interest
 };
+
+// The beginning of a kernel that may start early: nothing of memory is touched before what was queued before has ended.
+// The arguments are none of it. They are read once here, a word of each of their lines in the cache, where it costs no
+// time: what follows finds them there.
+template <class Args>
+DEVICE void begin_early(const Args &a, LlShared &s) {
+    if (thread_index() % 32 == 0) {
+        const u32 *words = reinterpret_cast<const u32 *>(&a);
+        u32 all = 0;
+#pragma unroll
+        for (u32 i = 0; i < sizeof a / 4; i += 16) all ^= words[i];
+        set(s.warm, all);
+    }
+    after_earlier();
+    admit_next();
+}
 
 DEVICE u64 ll_counters(const Comm &c, u32 peer) {
     return AT_LL_COUNTERS + ((u64)block_index() * RANKS_MAX + peer) * 16;
@@ -96,13 +113,16 @@ DEVICE void ll_end(const Comm &c, LlShared &s, bool good, u32 sends, u32 takes, 
     if (!good) s.bad = 1;
     barrier(0, block_threads());
     u32 p = thread_index();
-    if (s.bad || p >= c.ranks || p == c.rank) return;
-    u64 own = c.windows[c.rank] + ll_counters(c, p);
-    if (takes >> p & 1) store_word(own + 4, s.counters[p].received + received);
-    if (sends >> p & 1) store_word(own, s.counters[p].sent + sent);
+    if (!s.bad && p < c.ranks && p != c.rank) {
+        u64 own = c.windows[c.rank] + ll_counters(c, p);
+        if (takes >> p & 1) store_word(own + 4, s.counters[p].received + received);
+        if (sends >> p & 1) store_word(own, s.counters[p].sent + sent);
+    }
+    if (!c.counted || p >= 32) return;
+    warp_barrier();
+    if (p == 0) count_up(c.windows[c.rank] + AT_DONE);
 }
 
-// Each rank's part to each other rank; nothing is computed.
 // This block's share of `bytes` to or from one peer.
 DEVICE u64 ll_share(const Comm &c, u64 bytes, u64 *start) {
     u32 shift = ll_shift(c, bytes);
@@ -110,6 +130,7 @@ DEVICE u64 ll_share(const Comm &c, u64 bytes, u64 *start) {
     return *start < bytes ? smaller(bytes - *start, 1ull << shift) : 0;
 }
 
+// Each rank's part to each other rank; nothing is computed.
 DEVICE void ll_move(const MoveArgs &a, LlShared &s) {
     const Comm &c = a.comm;
     u32 sends = 0, takes = 0, to = 0, from = 0;
@@ -124,8 +145,9 @@ DEVICE void ll_move(const MoveArgs &a, LlShared &s) {
     }
     u32 header = thread_index() - ll_workers(), workers = ll_workers();
     bool works = thread_index() < workers;
-    // What goes first is read while the counters are.
     u32 next = (c.rank + 1) % c.ranks;
+    begin_early(a, s);
+    // What goes first is read while the counters are.
     u64 share = ll_share(c, a.parts[next].send_bytes, &start), ahead = (u64)thread_index() * 8;
     u64 first = works && ahead < share ? load8(a.parts[next].send + start + ahead, share - ahead) : 0;
     u64 word_out = !works && header < c.ranks ? a.parts[header].send_word : 0;
@@ -171,6 +193,7 @@ template <class T, int OP>
 DEVICE void ll_reduce(const ReduceArgs &a, LlShared &s) {
     const Comm &c = a.comm;
     u64 start, bytes = ll_share(c, a.bytes, &start);
+    begin_early(a, s);
     Weigh w = weigh<T>(a);
     Weighed<T, OP> weighed = {w};
     bool reduces = a.recv_mask != 0 || c.ranks == 1;

@@ -62,7 +62,13 @@ struct World {
         c.report = (u64)reports[rank], c.abort = (u64)aborts[rank], c.timeout_ns = timeout_ms * 1000000;
         c.call = call, c.push_at = push_at, c.chunk = CHUNK, c.rank = rank, c.ranks = n;
         c.ll_blocks = LL_BLOCKS_MAX, c.line_at = line_at, c.line_span = LINE_SPAN;
+        c.counted = rank % 2;
         return c;
+    }
+    // Every second rank counts its blocks of packets and lines.
+    void check_counted(Way way, u32 rank, u32 blocks) {
+        u32 done = host_word<u32>((u64)windows[rank] + AT_DONE);
+        CHECK(done == (rank % 2 && way != PUSH ? blocks : 0), "way %d rank %u: %u blocks counted of %u", way, rank, done, blocks);
     }
 };
 
@@ -76,6 +82,7 @@ static void launch(u32 blocks, F kernel) {
         for (u32 t = 0; t < THREADS; t += 32)
             threads.emplace_back([&, t] {
                 host_threads = THREADS, host_block_index = b, host_block = &block;
+                for (u32 l = 0; l < 32; l++) host_unready[t + l] = !std::is_same<S, PushShared>::value;
                 auto warp = std::make_unique<HostWarp>();
                 warp->run(t, [&] { kernel(shared); });
             });
@@ -84,7 +91,7 @@ static void launch(u32 blocks, F kernel) {
 }
 // Blocks for `bytes`, and the kernel of a way for them.
 static u32 blocks_of(Way way, u64 bytes) {
-    u64 span = way == LINES ? LINE_SPAN_MIN : 4096;
+    u64 span = way == LINES ? LINE_SPAN_MIN : 2048;
     return way == PUSH ? BLOCKS : (u32)((bytes + span - 1) / span);
 }
 static void run(Way way, const MoveArgs &a, u64 most) {
@@ -118,6 +125,7 @@ static void reduces(const char *name, u32 n, Way way, Kind kind, u64 count, u32 
     const int CALLS = 5;
     u64 parts = kind == REDUCE_SCATTER ? n : 1;
     everywhere(n, [&](u32 rank) {
+        u32 blocks = 0;
         for (int call = 0; call < CALLS; call++) {
             u64 more = call % 2 ? count : (count + 1) / 2; // sizes change from call to call
             std::vector<B> in_mem(more * parts + 64), out_mem(more + 64);
@@ -133,6 +141,7 @@ static void reduces(const char *name, u32 n, Way way, Kind kind, u64 count, u32 
             a.recv_mask = kind == REDUCE ? (rank == root ? all : 0) : all;
             a.scalar = w.multiply ? (u64)of<T>(rank + 1) : 0, a.multiply = w.multiply, a.divide = w.divide;
             run<T, OP>(way, a);
+            world.check_counted(way, rank, blocks += blocks_of(way, a.bytes));
             CHECK(world.reports[rank]->code == 0, "%s rank %u call %d: code %u phase %u peer %u", name, rank, call, world.reports[rank]->code, world.reports[rank]->phase, world.reports[rank]->peer);
             if (world.reports[rank]->code) return;
             if (a.recv_mask)
@@ -161,6 +170,7 @@ static void moves(u32 n, Way way, u64 bytes, u32 shift, bool ring, bool slow = f
     World world(n);
     auto size = [&](u32 from, u32 to) -> u64 { if (slow) return from == 0 && to == 1 ? bytes : 0; return ring ? ((from + 1) % n == to ? bytes + from : 0) : bytes + from * 3 + to; };
     everywhere(n, [&](u32 rank) {
+        u32 blocks = 0;
         for (int call = 0; call < 6; call++) {
             std::vector<std::vector<u8>> out(n), in(n);
             MoveArgs a = {};
@@ -175,6 +185,7 @@ static void moves(u32 n, Way way, u64 bytes, u32 shift, bool ring, bool slow = f
                 most = s > most ? s : most, most = r > most ? r : most;
             }
             run(way, a, most);
+            world.check_counted(way, rank, blocks += blocks_of(way, most));
             CHECK(world.reports[rank]->code == 0, "move rank %u call %d: code %u phase %u", rank, call, world.reports[rank]->code, world.reports[rank]->phase);
             if (world.reports[rank]->code) return;
             for (u32 p = 0; p < n; p++) {
@@ -208,7 +219,11 @@ static void troubles(Way way, int kind) { // 0 another call, 1 never comes, 2 ab
         a.comm = world.comm(rank, 5, kind == 1 ? 50 : 5000);
         a.word = count;
         a.in = (u64)x.data(), a.out = (u64)y.data(), a.bytes = count * 4, a.send_mask = a.recv_mask = 2u >> rank;
+        // A block that gives up is done, too.
+        a.comm.counted = 1;
         run<F32, SUM>(way, a);
+        u32 done = host_word<u32>((u64)world.windows[rank] + AT_DONE);
+        CHECK(done == (way == PUSH ? 0 : blocks_of(way, a.bytes)), "trouble %d way %d: %u blocks counted", kind, way, done);
     });
     for (u32 r = 0; r < (kind == 0 ? 2u : 1u); r++) {
         Report &rep = *world.reports[r];
@@ -275,6 +290,7 @@ int main() {
     }
     CHECK(E4M3::decode(0x7e) == 448 && E5M2::decode(0x7b) == 57344 && E4M3::decode(1) == 0.001953125f, "fp8 values");
     CHECK(E4M3::encode(1e9f) == 0x7e && E5M2::encode(-1e9f) == 0xfb, "fp8 saturates");
+    CHECK(host_too_early == 0, "%u accesses before the kernel before had ended", host_too_early.load());
     printf("%d wrong\n", failures);
     return failures != 0;
 }

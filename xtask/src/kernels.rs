@@ -194,8 +194,9 @@ fn machine_code(folder: &Path, check: bool) -> Outcome {
     let mut different = Vec::new();
     for module in collectives() {
         // The same names for all, in a folder of their own: nothing of the place is in what comes out.
-        fs::copy(folder.join(format!("ptx/{module}.ptx")), work.join("kernel.ptx"))
-            .map_err(fail)?;
+        let ptx =
+            fs::read_to_string(folder.join(format!("ptx/{module}.ptx"))).map_err(|e| e.to_string())?;
+        fs::write(work.join("kernel.ptx"), for_9_0(&ptx)?).map_err(fail)?;
         let mut assemble = Command::new(&ptxas);
         output(assemble.current_dir(&work).args([
             "-arch=sm_90",
@@ -225,6 +226,22 @@ fn machine_code(folder: &Path, check: bool) -> Outcome {
         return Ok(());
     }
     Err(format!("kernels/sm_90 is not what the PTX gives: {}", different.join(" ")))
+}
+
+/// The text of a collective's module for compute capability 9.0, with the instructions that only it has: behind marks in the
+/// committed one (`after_earlier` and `admit_next` of `kernels/beeline/device.cuh`).
+fn for_9_0(ptx: &str) -> Result<String, String> {
+    const MARKS: [&str; 2] = ["griddepcontrol.wait;", "griddepcontrol.launch_dependents;"];
+    // The library launches its kernels of packets and of lines so that they need them.
+    for mark in MARKS {
+        let entries = ptx.split(".entry ").skip(1).filter(|entry| !entry.starts_with("bl_push"));
+        if entries.clone().count() != 2
+            || entries.clone().any(|entry| !entry.contains(&format!("//sm_90 {mark}")))
+        {
+            return Err(format!("a kernel of packets or lines is without {mark}"));
+        }
+    }
+    Ok(ptx.replace("//sm_90 ", "").replace(".target sm_80", ".target sm_90"))
 }
 
 /// Runs the kernels' own code on CPU threads against plain loops.

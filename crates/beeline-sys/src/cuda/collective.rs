@@ -16,6 +16,8 @@ use super::types::*;
 pub const RANKS_MAX: usize = 16;
 /// Bytes that one block of a low-latency kernel carries to a peer at most; there are [`ll_blocks`].
 pub const LL_SPAN_MAX: u64 = 8192;
+/// Bytes that it carries at least, where there are as many.
+pub const LL_SPAN_MIN: u64 = 2048;
 /// Blocks of a push kernel.
 pub const PUSH_BLOCKS: u64 = 128;
 /// Chunks of one pair and block under way.
@@ -26,6 +28,9 @@ pub const PUSH_THREADS: u32 = 1024;
 pub const LL_THREADS_MAX: u32 = 512;
 /// The warp that deals with headers.
 pub const LL_THREADS_MORE: u32 = 32;
+
+/// Where a window has the number of blocks that are done, of launches that count them (32 bits, wraps).
+pub const DONE_AT: u64 = 704;
 
 const AT_LL: u64 = 131_072;
 const LL_SLOTS: u64 = 2;
@@ -48,6 +53,15 @@ pub const fn push_at(ranks: u32) -> u64 {
 /// Blocks of a low-latency kernel at most.
 pub const fn ll_blocks(ranks: u32) -> u64 {
     if ranks <= 8 { 128 } else { 64 }
+}
+
+/// Bytes that a block of packets carries of a part of `bytes` to a peer; the same on both sides.
+pub const fn ll_span(ranks: u32, bytes: u64) -> u64 {
+    let mut span = LL_SPAN_MIN;
+    while span < LL_SPAN_MAX && bytes > ll_blocks(ranks) * span {
+        span *= 2;
+    }
+    span
 }
 
 /// Bytes of a chunk, so that a window stays within 64 MiB.
@@ -153,8 +167,9 @@ pub struct Comm {
     pub line_at: u64,
     /// Bytes of data that a block carries to a peer in one message of lines; 0: there are none.
     pub line_span: u32,
-    /// Nothing.
-    pub unused: u32,
+    /// 1: every block of packets or lines adds itself to the word at [`DONE_AT`] when it is done; 0 in graphs, whose
+    /// replays the host does not count.
+    pub counted: u32,
 }
 
 /// What a rank sends to one peer and receives from it (itself: a local copy).
@@ -307,6 +322,8 @@ texts! {
 pub struct Kernels {
     context: Arc<Context>,
     module: RawModule,
+    /// Whether they are machine code, whose kernels of packets and lines wait themselves for what was queued before.
+    early: bool,
     /// In the order of [`Way`].
     functions: [RawFunction; 3],
 }
@@ -333,13 +350,14 @@ impl Kernels {
             // SAFETY: a whole fat binary, which says how long it is; aligned for its words; no options.
             result = unsafe { load(&raw mut module, sm_90.as_ptr().cast(), 0, none, none.cast()) };
         }
-        if result != CuResult::SUCCESS {
+        let early = result == CuResult::SUCCESS;
+        if !early {
             // SAFETY: the text ends with a zero byte; no options.
             result = unsafe { load(&raw mut module, ptx.as_ptr().cast(), 0, none, none.cast()) };
             context.check("cuModuleLoadDataEx", result, values)?;
         }
         let functions = [RawFunction::NULL; 3];
-        let mut new = Self { context: Arc::clone(context), module, functions };
+        let mut new = Self { context: Arc::clone(context), module, early, functions };
         let [packets, lines, push] = names;
         new.functions = [new.find(packets)?, new.find(lines)?, new.find(push)?];
         Ok(new)
@@ -405,6 +423,9 @@ pub struct Shape {
     pub blocks: u32,
     /// Threads in each.
     pub threads: u32,
+    /// Whether its blocks may start while the kernel before is still running, where the machine code knows how to wait for
+    /// its end. They take room on the device from then on.
+    pub early: bool,
 }
 
 impl Stream {
@@ -437,16 +458,33 @@ impl Stream {
             Args::Move(args) => std::ptr::from_ref(args).cast_mut().cast(),
             Args::Reduce(args) => std::ptr::from_ref(args).cast_mut().cast(),
         }];
+        // Kernels of chunks do not wait by themselves.
+        let early = shape.early && kernels.early && shape.way != Way::Push;
         let mut launch = |context: &Context, stream: RawStream| {
-            let (launch, extra) = (context.table().cuLaunchKernel, std::ptr::null());
             let (blocks, threads, params) = (shape.blocks, shape.threads, params.as_mut_ptr());
+            let (values, extra) = (|| format!("collective, {shape:?}"), std::ptr::null());
+            if let (true, Some(launch)) = (early, context.table().cuLaunchKernelEx) {
+                let config = LaunchConfig {
+                    grid: [blocks, 1, 1],
+                    block: [threads, 1, 1],
+                    shared_bytes: 0,
+                    stream,
+                    attributes: std::ptr::from_ref(&LaunchAttribute::EARLY),
+                    count: 1,
+                };
+                // SAFETY: one attribute; the entry takes one struct, of the type that `args` has; all are copied during
+                // the call. This machine code waits for what was queued before, before it touches memory.
+                let result = unsafe { launch(&raw const config, function, params, extra) };
+                return context.check("cuLaunchKernelEx", result, values);
+            }
+            let launch = context.table().cuLaunchKernel;
             // SAFETY: the entry takes one struct, of the type that `args` has; it is copied during the call.
             let result =
                 unsafe { launch(function, blocks, 1, 1, threads, 1, 1, 0, stream, params, extra) };
-            context.check("cuLaunchKernel", result, || format!("collective, {shape:?}"))
+            context.check("cuLaunchKernel", result, values)
         };
         if held.is_empty() {
-            let _current = self.context().enter_for_launch()?;
+            let _current = self.context().make_current()?;
             return launch(self.context(), self.raw());
         }
         let held = held.iter().map(|memory| Held::Device(Arc::clone(memory)));

@@ -134,6 +134,34 @@ impl CaptureMode {
     pub(super) const RELAXED: Self = Self(2);
 }
 
+/// `CUlaunchConfig`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct LaunchConfig {
+    pub(super) grid: [u32; 3],
+    pub(super) block: [u32; 3],
+    pub(super) shared_bytes: u32,
+    pub(super) stream: RawStream,
+    pub(super) attributes: *const LaunchAttribute,
+    pub(super) count: u32,
+}
+
+/// `CUlaunchAttribute`: its number, and a union of 64 bytes.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+pub(super) struct LaunchAttribute {
+    number: i32,
+    unused: u32,
+    value: [u32; 16],
+}
+
+impl LaunchAttribute {
+    /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: blocks may start while the kernel before in the stream still
+    /// runs, once it lets them; they wait for its end themselves.
+    pub(super) const EARLY: Self =
+        Self { number: 6, unused: 0, value: [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0] };
+}
+
 /// How `cuStreamWaitValue` compares (`CUstreamWaitValue_flags`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]

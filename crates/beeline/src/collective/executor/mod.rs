@@ -183,6 +183,15 @@ pub enum Factor {
     Device(DevicePtr),
 }
 
+/// How the end of what was queued is seen.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Ends {
+    /// By an event that is recorded behind it, or as a point of a capture.
+    Event,
+    /// Once so many blocks are done, ever ([`Executor::hold_back`]; the number wraps). Nothing has to be recorded.
+    Counted(u32),
+}
+
 /// Where the last call that was queued ends. A graph that a program still runs is not part of it.
 #[derive(Debug)]
 pub(crate) enum Tail {
@@ -242,10 +251,19 @@ impl Executor {
     }
 
     /// Queues `batch` in `stream`.
-    pub(crate) fn enqueue(&mut self, batch: &Batch, stream: &Stream) -> Result<()> {
+    pub(crate) fn enqueue(&mut self, batch: &Batch, stream: &Stream) -> Result<Ends> {
         match self {
             Self::Cuda(cuda) => cuda.enqueue(batch, stream),
-            Self::Staged(staged) => staged.enqueue(batch, stream),
+            Self::Staged(staged) => staged.enqueue(batch, stream).map(|()| Ends::Event),
+        }
+    }
+
+    /// Holds back what is queued next in `stream` until `blocks` are done; nothing where it is being captured.
+    pub(crate) fn hold_back(&self, stream: &Stream, blocks: u32) -> Result<()> {
+        match self {
+            Self::Cuda(cuda) => cuda.hold_back(stream, blocks),
+            // Never says `Ends::Counted`.
+            Self::Staged(_) => Ok(()),
         }
     }
 

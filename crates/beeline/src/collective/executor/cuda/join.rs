@@ -14,7 +14,7 @@ use beeline_sys::cuda::{DeviceMem, HostRegistration, Stream as Handle};
 use super::verify::{self, Probe};
 use super::{Cuda, LEFT_MAX, Peer, REPORT_OFFSET, device_of, process_is_gone, retire};
 use crate::collective::control::ABORT_OFFSET;
-use crate::collective::executor::{Setup, Tail};
+use crate::collective::executor::{Ends, Setup, Tail};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{CudaDevice, DeviceId, DeviceUuid, Gpu};
 use crate::lock;
@@ -176,6 +176,7 @@ impl Own {
             comm.line_span = line_span(setup.ranks);
         }
         let visible = (0..setup.ranks).filter(|r| !process_is_gone(setup.control.process(*r)));
+        let counts = context.has_stream_waits();
         Ok(Cuda {
             visible: visible.collect(),
             rank: setup.rank,
@@ -187,6 +188,9 @@ impl Own {
             peers,
             control: Arc::clone(&setup.control),
             pinned: self.pinned,
+            counts,
+            blocks: 0,
+            ends: Ends::Event,
             kernels: Vec::new(),
         })
     }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use beeline_sys::cuda::collective::{
-    Element, KernelSet, LINE_THREADS, LL_SPAN_MAX, LL_THREADS_MAX, LL_THREADS_MORE, MoveArgs,
-    Operator, PUSH_BLOCKS, PUSH_THREADS, Part, ReduceArgs, Shape, Way, chunk_bytes, line_blocks,
-    line_bytes_max, line_messages, ll_blocks,
+    Element, KernelSet, LINE_THREADS, LL_SPAN_MAX, LL_SPAN_MIN, LL_THREADS_MAX,
+    LL_THREADS_MORE, MoveArgs, Operator, PUSH_BLOCKS, PUSH_THREADS, Part, ReduceArgs, Shape, Way,
+    chunk_bytes, line_blocks, line_bytes_max, line_messages, ll_blocks, ll_span,
 };
 use beeline_sys::cuda::{DeviceMem, Stream as Handle};
 
@@ -22,6 +22,9 @@ use crate::error::{Error, Result};
 /// and what all ranks agreed on when they joined.
 const REDUCED_PACKETS_MAX: u64 = 128 << 10;
 const PACKETS_MAX: u64 = 512 << 10;
+/// A launch of parts up to this many bytes may start while the kernel before it still runs: it saves a microsecond. Larger
+/// ones do not miss it, and the room that waiting blocks take may be somebody else's.
+const EARLY_MAX: u64 = 8 << 20;
 /// Up to this many bytes an all-reduce of more than two ranks gives every rank every input; above, each
 /// reduces one part.
 const ONE_SHOT_MAX: u64 = 32 << 10;
@@ -259,18 +262,17 @@ impl Cuda {
         let blocks_max = ll_blocks(self.ranks);
         let (blocks, threads) = match way {
             Way::Packets => {
-                let small = most <= blocks_max << 12;
-                let span = if small { 1 << 12 } else { 1 << 13 };
+                let span = ll_span(self.ranks, most);
                 let threads = most.min(span).div_ceil(8).next_multiple_of(32);
                 let threads = threads.min(LL_THREADS_MAX.into()) as u32 + LL_THREADS_MORE;
                 // A smaller part than the largest may be cut finer, and need all blocks.
-                let blocks = if small { most.div_ceil(span) } else { blocks_max };
+                let blocks = if span == LL_SPAN_MIN { most.div_ceil(span) } else { blocks_max };
                 (blocks.clamp(1, blocks_max), threads)
             }
             Way::Lines => (line_blocks(self.ranks, most).clamp(1, blocks_max), LINE_THREADS),
             Way::Push => (most.div_ceil(16).clamp(1, PUSH_BLOCKS), PUSH_THREADS),
         };
-        Shape { way, blocks: blocks as u32, threads }
+        Shape { way, blocks: blocks as u32, threads, early: most <= EARLY_MAX }
     }
 }
 
