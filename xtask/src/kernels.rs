@@ -194,8 +194,8 @@ fn machine_code(folder: &Path, check: bool) -> Outcome {
     let mut different = Vec::new();
     for module in collectives() {
         // The same names for all, in a folder of their own: nothing of the place is in what comes out.
-        let ptx =
-            fs::read_to_string(folder.join(format!("ptx/{module}.ptx"))).map_err(|e| e.to_string())?;
+        let ptx = fs::read_to_string(folder.join(format!("ptx/{module}.ptx")))
+            .map_err(|e| e.to_string())?;
         fs::write(work.join("kernel.ptx"), for_9_0(&ptx)?).map_err(fail)?;
         let mut assemble = Command::new(&ptxas);
         output(assemble.current_dir(&work).args([

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use beeline_sys::cuda::collective::{
-    Element, KernelSet, LINE_THREADS, LL_SPAN_MAX, LL_SPAN_MIN, LL_THREADS_MAX,
-    LL_THREADS_MORE, MoveArgs, Operator, PUSH_BLOCKS, PUSH_THREADS, Part, ReduceArgs, Shape, Way,
-    chunk_bytes, line_blocks, line_bytes_max, line_messages, ll_blocks, ll_span,
+    Element, KernelSet, LINE_THREADS, LL_SPAN_MAX, LL_SPAN_MIN, LL_THREADS_MAX, LL_THREADS_MORE,
+    MoveArgs, Operator, PUSH_BLOCKS, PUSH_THREADS, Part, ReduceArgs, Shape, Way, chunk_bytes,
+    line_blocks, line_bytes_max, line_messages, ll_blocks, ll_span,
 };
 use beeline_sys::cuda::{DeviceMem, Stream as Handle};
 
