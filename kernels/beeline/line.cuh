@@ -15,11 +15,18 @@ constexpr u32 LINE_DATA = 120;
 constexpr u32 LINE_GROUP = 4 * LINE_DATA; // what a warp carries at once
 constexpr u32 LINE_SPAN_MIN = 8 * LINE_GROUP;
 constexpr u32 LINE_SENDERS_MAX = 4; // warps
+constexpr u64 LINE_OWN_MAX = 16384; // bytes of a block's own part that those who send copy on top
 // Groups that a sending warp reads before it stores; fewer where what arrives is reduced meanwhile (measured on two H200).
 constexpr int LINES_MOVED = 4, LINES_REDUCED = 2;
 
+// What this block carries to or from one peer: two divisions each, made where they cost no time.
+struct LinePart {
+    u64 start, bytes;
+    u32 rounds;
+};
 struct LineShared {
     LlShared ll;
+    LinePart out[RANKS_MAX], in[RANKS_MAX]; // of what is moved
     u32 sent[LINE_SENDERS_MAX]; // groups that this warp has read are below
     // Takers that must give up say so before the barrier of a round, and all look after it: they leave together.
     u32 takers_bad[2];
@@ -159,11 +166,15 @@ DEVICE void line_send(const Comm &c, LineShared &s, u32 p, u64 from, u64 share, 
 DEVICE void line_move(const MoveArgs &a, LineShared &s) {
     const Comm &c = a.comm;
     u32 sends = 0, takes = 0, to = 0, from = 0, most_out = 0, rounds_in = 0;
-    u64 start;
 #pragma unroll 1
     for (u32 p = 0; p < c.ranks; p++) {
+        u64 out_at, in_at;
+        u64 out = line_share(c, a.parts[p].send_bytes, &out_at), in = line_share(c, a.parts[p].recv_bytes, &in_at);
+        if (thread_index() == p) {
+            s.out[p] = LinePart{out_at, out, line_rounds(c, out)};
+            s.in[p] = LinePart{in_at, in, line_rounds(c, in)};
+        }
         if (p == c.rank) continue;
-        u64 out = line_share(c, a.parts[p].send_bytes, &start), in = line_share(c, a.parts[p].recv_bytes, &start);
         sends |= (u32)(out != 0) << p;
         takes |= (u32)(in != 0) << p;
         to |= (u32)(a.parts[p].send_bytes != 0) << p;
@@ -178,30 +189,30 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
     u64 word_out = !works && header < c.ranks ? a.parts[header].send_word : 0;
     u64 word_in = !works && header < c.ranks ? a.parts[header].recv_word : 0;
     bool good = line_begin(c, s, sends, to, from, word_out, word_in);
+    const Part &self = a.parts[c.rank];
+    const LinePart &own = s.in[c.rank];
+    // The own part is copied by those who take, if they have to wait for nothing, or if it is much; else by those who send.
+    bool copies = self.recv != self.send, by_takers = rounds_in == 0 || own.bytes > LINE_OWN_MAX;
     if (good && works && warp < senders) {
 #pragma unroll 1
         for (u32 round = 0; good && round * room < most_out; round++) {
             u32 end = least((round + 1) * room, most_out);
 #pragma unroll 1
             for (u32 p = 0; good && p < c.ranks; p++)
-                if (sends >> p & 1 && round < line_rounds(c, line_share(c, a.parts[p].send_bytes, &start))) good = line_await_room(c, s, p, round);
+                if (sends >> p & 1 && round < s.out[p].rounds) good = line_await_room(c, s, p, round);
 #pragma unroll 1
             for (u32 g = round * room + warp; good && g < end; g += senders * LINES_MOVED)
 #pragma unroll 1
                 for (u32 step = 1; step < c.ranks; step++) {
                     u32 p = (c.rank + step) % c.ranks;
                     if (!(sends >> p & 1)) continue;
-                    u64 share = line_share(c, a.parts[p].send_bytes, &start);
-                    line_send<LINES_MOVED>(c, s, p, a.parts[p].send + start, share, round, g, senders, end, AsItIs{});
+                    line_send<LINES_MOVED>(c, s, p, a.parts[p].send + s.out[p].start, s.out[p].bytes, round, g, senders, end, AsItIs{});
                 }
         }
+        if (good && copies && !by_takers) copy_own(self.recv + own.start, self.send + own.start, own.bytes, thread_index(), senders * 32);
     } else if (good && works) {
         u32 taker = warp - senders, takers = warps - senders, t = thread_index() - senders * 32;
-        const Part &self = a.parts[c.rank];
-        if (self.recv != self.send) {
-            u64 share = line_share(c, self.recv_bytes, &start);
-            copy_own(self.recv + start, self.send + start, share, t, takers * 32);
-        }
+        if (copies && by_takers) copy_own(self.recv + own.start, self.send + own.start, own.bytes, t, takers * 32);
         Lane l = lane();
 #pragma unroll 1
         for (u32 round = 0; good && round < rounds_in; round++) {
@@ -210,8 +221,8 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
             for (u32 step = 1; good && step < c.ranks; step++) {
                 u32 p = (c.rank + c.ranks - step) % c.ranks;
                 if (!(takes >> p & 1)) continue;
-                u64 share = line_share(c, a.parts[p].recv_bytes, &start), out = a.parts[p].recv + start;
-                if (round >= line_rounds(c, share)) continue;
+                u64 share = s.in[p].bytes, out = a.parts[p].recv + s.in[p].start;
+                if (round >= s.in[p].rounds) continue;
                 going |= 1u << p;
                 u32 number = s.ll.counters[p].received + 1 + round, groups = least(line_groups(share) - round * room, room);
                 constexpr int MOST = 2;
@@ -231,8 +242,7 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
         }
     }
     u32 p = thread_index() < c.ranks ? thread_index() : 0;
-    u64 out = line_share(c, a.parts[p].send_bytes, &start), in = line_share(c, a.parts[p].recv_bytes, &start);
-    ll_end(c, s.ll, good, sends, takes, from, line_rounds(c, out), line_rounds(c, in));
+    ll_end(c, s.ll, good, sends, takes, from, s.out[p].rounds, s.in[p].rounds);
 }
 
 // Each rank's part to each rank of `send_mask`; parts of `recv_mask` and the own one are reduced in the

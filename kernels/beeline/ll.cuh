@@ -146,10 +146,13 @@ DEVICE void ll_move(const MoveArgs &a, LlShared &s) {
     u32 header = thread_index() - ll_workers(), workers = ll_workers();
     bool works = thread_index() < workers;
     u32 next = (c.rank + 1) % c.ranks;
+    const Part &self = a.parts[c.rank];
+    u64 own_start, own = self.recv != self.send ? ll_share(c, self.recv_bytes, &own_start) : 0, own_ahead = (u64)thread_index() * 16;
     begin_early(a, s);
-    // What goes first is read while the counters are.
+    // What goes first, and the own part, are read while the counters are.
     u64 share = ll_share(c, a.parts[next].send_bytes, &start), ahead = (u64)thread_index() * 8;
     u64 first = works && ahead < share ? load8(a.parts[next].send + start + ahead, share - ahead) : 0;
+    Quad own_first = works && own_ahead < own ? load16(self.send + own_start + own_ahead, own - own_ahead) : Quad{0, 0, 0, 0};
     u64 word_out = !works && header < c.ranks ? a.parts[header].send_word : 0;
     u64 word_in = !works && header < c.ranks ? a.parts[header].recv_word : 0;
     bool good = ll_begin(c, s, sends, to, from, word_out, word_in);
@@ -164,12 +167,10 @@ DEVICE void ll_move(const MoveArgs &a, LlShared &s) {
         for (u64 i = thread_index(); i * 8 < bytes; i += workers)
             ll_put(to_at + i * 16, flag, step == 1 && i == thread_index() ? first : load8(from_at + i * 8, bytes - i * 8));
     }
-    const Part &self = a.parts[c.rank];
-    if (good && works && self.recv != self.send) {
-        u64 bytes = ll_share(c, self.recv_bytes, &start);
 #pragma unroll 1
-        for (u64 i = thread_index(); i * 16 < bytes; i += workers)
-            store16(self.recv + start + i * 16, bytes - i * 16, load16(self.send + start + i * 16, bytes - i * 16));
+    for (u64 i = thread_index(); good && works && i * 16 < own; i += workers) {
+        Quad v = i == thread_index() ? own_first : load16(self.send + own_start + i * 16, own - i * 16);
+        store16(self.recv + own_start + i * 16, own - i * 16, v);
     }
 #pragma unroll 1
     for (u32 step = 1; good && works && step < c.ranks; step++) {

@@ -229,6 +229,7 @@ static void streams(ncclComm_t *comm) {
     CHECK(cuStreamWaitValue32_v2(first[r], gate[r], 1, 0));
   }
   EACH(ncclAllReduce(in[r], out[r], COUNT, INT, 0, comm[r], first[r]));
+  EACH(ncclAllReduce(out[r], out[r], COUNT, INT, 2, comm[r], first[r]));  /* no other stream waited for: its end is counted */
   EACH(ncclAllReduce(out[r], in[r], COUNT, INT, 2, comm[r], stream[r]));
   EACH(ncclAllReduce(in[r], out[r], COUNT, INT, 0, comm[r], stream[r]));
   struct timespec pause = {0, 50000000};

@@ -458,8 +458,9 @@ impl Stream {
             Args::Move(args) => std::ptr::from_ref(args).cast_mut().cast(),
             Args::Reduce(args) => std::ptr::from_ref(args).cast_mut().cast(),
         }];
-        // Kernels of chunks do not wait by themselves.
-        let early = shape.early && kernels.early && shape.way != Way::Push;
+        // Others do not wait by themselves.
+        let waits = kernels.early && matches!(shape.way, Way::Packets | Way::Lines);
+        let early = shape.early && waits;
         let mut launch = |context: &Context, stream: RawStream| {
             let (blocks, threads, params) = (shape.blocks, shape.threads, params.as_mut_ptr());
             let (values, extra) = (|| format!("collective, {shape:?}"), std::ptr::null());

@@ -121,7 +121,7 @@ impl Cuda {
 
     /// Notes a kernel that was queued.
     fn queued(&mut self, shape: Shape, held: &[Arc<DeviceMem>]) {
-        let counted = self.comm.counted != 0 && shape.way != Way::Push;
+        let counted = self.comm.counted != 0 && matches!(shape.way, Way::Packets | Way::Lines);
         if counted {
             self.blocks = self.blocks.wrapping_add(shape.blocks);
         }

@@ -14,14 +14,15 @@ use super::report::words;
 use super::rounds::{ROOM, Transfer, launches};
 use crate::collective::executor::{Factor, Place, Posted};
 use crate::core::addr::ByteRange;
+use crate::core::collective::plan::{PACKET_BYTES_MAX, PACKET_ONLY_BYTES_MAX};
 use crate::core::collective::{Call, CallError, Collective, DataType, RedOp};
 use crate::error::{Error, Result};
 
 /// Parts up to this many bytes travel as packets: of reductions where lines can be used, and all others; measured on two
 /// H200 (docs/p2p.md). Both sides of a part must choose alike, so it depends on nothing but the size, the number of ranks,
 /// and what all ranks agreed on when they joined.
-const REDUCED_PACKETS_MAX: u64 = 128 << 10;
-const PACKETS_MAX: u64 = 512 << 10;
+const REDUCED_PACKETS_MAX: u64 = PACKET_BYTES_MAX;
+const PACKETS_MAX: u64 = PACKET_ONLY_BYTES_MAX;
 /// A launch of parts up to this many bytes may start while the kernel before it still runs: it saves a microsecond. Larger
 /// ones do not miss it, and the room that waiting blocks take may be somebody else's.
 const EARLY_MAX: u64 = 8 << 20;
