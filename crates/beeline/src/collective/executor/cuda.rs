@@ -47,6 +47,8 @@ pub(crate) struct Cuda {
     control: Arc<Control>,
     #[allow(dead_code, reason = "held for its drop")]
     pinned: Arc<HostRegistration>,
+    /// Whether kernels may start early.
+    early: bool,
     /// Whether a stream can wait for a number of blocks.
     counts: bool,
     /// Blocks that the kernels of packets and lines will have counted once all that is queued is done.

@@ -93,6 +93,9 @@ pub struct Settings {
     pub chunk_bytes: u64,
     /// Blocks or threads that work on one call (0: by size); results never depend on it.
     pub channels: u32,
+    /// Whether kernels of small calls may start while what was queued before them still runs, and wait for its end themselves,
+    /// where the device has instructions for that. What a program sees is the same; graphs have programmatic edges then.
+    pub early: bool,
     /// Always through host memory, also where the devices reach each other.
     pub staged: bool,
     /// What is to go wrong, for tests of programs that must bear it.
@@ -107,6 +110,7 @@ impl Default for Settings {
             algorithm: None,
             chunk_bytes: 1 << 20,
             channels: 0,
+            early: true,
             staged: false,
             faults: Faults::default(),
         }
@@ -114,8 +118,8 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The defaults, overridden by `BEELINE_COMM_TIMEOUT` (seconds, for both deadlines), `BEELINE_COMM_PATH` (`staged`)
-    /// and `BEELINE_COMM_CHUNK_BYTES`.
+    /// The defaults, overridden by `BEELINE_COMM_TIMEOUT` (seconds, for both deadlines), `BEELINE_COMM_PATH` (`staged`),
+    /// `BEELINE_COMM_EARLY` (0) and `BEELINE_COMM_CHUNK_BYTES`.
     pub fn from_env() -> Self {
         Self::default().overridden()
     }
@@ -132,6 +136,7 @@ impl Settings {
             settings.join_deadline = settings.deadline;
         }
         settings.staged = config::comm_staged();
+        settings.early = config::comm_early();
         settings.chunk_bytes = config::comm_chunk_bytes().unwrap_or(settings.chunk_bytes);
         settings
     }

@@ -188,6 +188,7 @@ impl Own {
             peers,
             control: Arc::clone(&setup.control),
             pinned: self.pinned,
+            early: setup.settings.early,
             counts,
             blocks: 0,
             ends: Ends::Event,

@@ -273,7 +273,7 @@ impl Cuda {
             Way::Lines => (line_blocks(self.ranks, most).clamp(1, blocks_max), LINE_THREADS),
             Way::Push => (most.div_ceil(16).clamp(1, PUSH_BLOCKS), PUSH_THREADS),
         };
-        Shape { way, blocks: blocks as u32, threads, early: most <= EARLY_MAX }
+        Shape { way, blocks: blocks as u32, threads, early: self.early && most <= EARLY_MAX }
     }
 }
 
