@@ -104,7 +104,7 @@ static void run(const Kernels &k, u32 r, A &a, u64 most, Way way) {
     if (way == PUSH) {
         launch(k.function[PUSH][r], g[r].stream, (u32)std::min<u64>(PUSH_BLOCKS, std::max<u64>(1, (most + 15) / 16)), push_threads, &a, false);
     } else if (way == LINE) {
-        launch(k.function[LINE][r], g[r].stream, (u32)std::min<u64>(LL_BLOCKS_MAX, (most + LINE_BLOCK - 1) / LINE_BLOCK), LINE_THREADS, &a, most <= EARLY_MAX);
+        launch(k.function[LINE][r], g[r].stream, (u32)std::min<u64>(LL_BLOCKS_MAX, (most + LINE_BLOCK - 1) / LINE_BLOCK), std::is_same<A, MoveArgs>::value && most <= 4 << 20 ? 416 : LINE_THREADS, &a, most <= EARLY_MAX);
     } else {
         u64 span = 1ull << shift_of(most), packets = (std::min(most, span) + 7) / 8;
         launch(k.function[LL][r], g[r].stream, (u32)((most + span - 1) / span), (u32)std::min<u64>(512, (packets + 31) / 32 * 32) + 32, &a, true);

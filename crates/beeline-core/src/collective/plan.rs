@@ -78,8 +78,9 @@ impl Planned {
 const MEASURED_MB_PER_S: u64 = 391_000;
 /// Most bytes of a part that is reduced and goes as packets of data and flag; above, as lines with a flag at the end.
 pub const PACKET_BYTES_MAX: u64 = 128 << 10;
-/// Most bytes of a part that goes as packets where it is only moved, or where windows have no room for lines: more than
-/// four ranks.
+/// Most bytes of a part that is only moved and goes as packets.
+pub const PACKET_MOVED_BYTES_MAX: u64 = 256 << 10;
+/// Most bytes of a part that goes as packets where windows have no room for lines: more than four ranks.
 pub const PACKET_ONLY_BYTES_MAX: u64 = 512 << 10;
 
 /// Most bytes of a part whose flags go in the same stores, as packets or in lines.
@@ -213,13 +214,17 @@ const fn flagged(call: &Call, n: u32, part: u64) -> (u64, u64) {
     use Collective as C;
     let one_way = matches!(call.kind, C::Broadcast | C::Reduce | C::Gather | C::Scatter);
     let reduces = matches!(call.kind, C::AllReduce | C::ReduceScatter | C::Reduce);
-    let packets = if reduces && n <= 4 { PACKET_BYTES_MAX } else { PACKET_ONLY_BYTES_MAX };
+    let packets = match (n, reduces) {
+        (0..=4, true) => PACKET_BYTES_MAX,
+        (0..=4, false) => PACKET_MOVED_BYTES_MAX,
+        _ => PACKET_ONLY_BYTES_MAX,
+    };
     match (part <= packets, one_way, reduces) {
         (true, true, _) => (2_150, 75),
         (true, false, _) => (2_450, 36),
-        (false, true, false) => (2_700, 86),
+        (false, true, false) => (2_100, 88),
         (false, _, true) => (3_100, 80),
-        (false, _, false) => (4_100, 80),
+        (false, _, false) => (3_200, 80),
     }
 }
 

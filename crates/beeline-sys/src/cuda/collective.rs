@@ -44,6 +44,8 @@ const LINE_SPAN_MIN: u64 = 8 * LINE_GROUP;
 const LINE_BYTES_MAX: u64 = 48 << 20;
 /// Threads in a block of lines: warps that send, warps that take, and the one that deals with headers.
 pub const LINE_THREADS: u32 = 544;
+/// As many where a launch moves little, or has nothing to take: fewer start sooner.
+pub const LINE_THREADS_FEW: u32 = 416;
 
 /// Where the chunks of a window of `ranks` ranks begin, in bytes from its start.
 pub const fn push_at(ranks: u32) -> u64 {

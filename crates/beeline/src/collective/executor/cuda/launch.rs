@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use beeline_sys::cuda::collective::{
-    Element, KernelSet, LINE_THREADS, LL_SPAN_MAX, LL_SPAN_MIN, LL_THREADS_MAX, LL_THREADS_MORE,
-    MoveArgs, Operator, PUSH_BLOCKS, PUSH_THREADS, Part, ReduceArgs, Shape, Way, chunk_bytes,
-    line_blocks, line_bytes_max, line_messages, ll_blocks, ll_span,
+    Element, KernelSet, LINE_THREADS, LINE_THREADS_FEW, LL_SPAN_MAX, LL_SPAN_MIN, LL_THREADS_MAX,
+    LL_THREADS_MORE, MoveArgs, Operator, PUSH_BLOCKS, PUSH_THREADS, Part, ReduceArgs, Shape, Way,
+    chunk_bytes, line_blocks, line_bytes_max, line_messages, ll_blocks, ll_span,
 };
 use beeline_sys::cuda::{DeviceMem, Stream as Handle};
 
@@ -14,15 +14,14 @@ use super::report::words;
 use super::rounds::{ROOM, Transfer, launches};
 use crate::collective::executor::{Factor, Place, Posted};
 use crate::core::addr::ByteRange;
-use crate::core::collective::plan::{PACKET_BYTES_MAX, PACKET_ONLY_BYTES_MAX};
+use crate::core::collective::plan::{
+    PACKET_BYTES_MAX, PACKET_MOVED_BYTES_MAX, PACKET_ONLY_BYTES_MAX,
+};
 use crate::core::collective::{Call, CallError, Collective, DataType, RedOp};
 use crate::error::{Error, Result};
 
-/// Parts up to this many bytes travel as packets: of reductions where lines can be used, and all others; measured on two
-/// H200 (docs/p2p.md). Both sides of a part must choose alike, so it depends on nothing but the size, the number of ranks,
-/// and what all ranks agreed on when they joined.
-const REDUCED_PACKETS_MAX: u64 = PACKET_BYTES_MAX;
-const PACKETS_MAX: u64 = PACKET_ONLY_BYTES_MAX;
+/// Most bytes of a part for which lines that are only moved take fewer threads.
+const LINES_FEW_MAX: u64 = 4 << 20;
 /// A launch of parts up to this many bytes may start while the kernel before it still runs: it saves a microsecond. Larger
 /// ones do not miss it, and the room that waiting blocks take may be somebody else's.
 const EARLY_MAX: u64 = 8 << 20;
@@ -149,7 +148,7 @@ impl Cuda {
                 most = most.max(part.send_bytes).max(part.recv_bytes);
             }
             if most > 0 {
-                self.move_parts(args, self.shape(way, most), stream, held)?;
+                self.move_parts(args, self.shape(way, most, false), stream, held)?;
             }
         }
         Ok(())
@@ -232,14 +231,20 @@ impl Cuda {
             word: work.word,
         };
         args.comm.call = work.packed;
-        let shape = self.shape(self.way(work.bytes, true), work.bytes);
+        let shape = self.shape(self.way(work.bytes, true), work.bytes, true);
         self.reduce(set, &args, shape, stream, work.held)
     }
 
     /// How a part of `bytes` travels, in a call that reduces or in one that does not.
     fn way(&self, bytes: u64, reduces: bool) -> Way {
         let lines = if self.comm.line_span > 0 { line_bytes_max(self.ranks) } else { 0 };
-        let packets = if reduces && lines > 0 { REDUCED_PACKETS_MAX } else { PACKETS_MAX };
+        // Both sides of a part must choose alike, so it depends on nothing but the size, the number of ranks, and what all
+        // ranks agreed on when they joined.
+        let packets = match (lines > 0, reduces) {
+            (true, true) => PACKET_BYTES_MAX,
+            (true, false) => PACKET_MOVED_BYTES_MAX,
+            (false, _) => PACKET_ONLY_BYTES_MAX,
+        };
         match bytes {
             _ if bytes <= packets.min(ll_blocks(self.ranks) * LL_SPAN_MAX) => Way::Packets,
             _ if bytes <= lines => Way::Lines,
@@ -259,7 +264,7 @@ impl Cuda {
     }
 
     /// The launch of a kernel whose largest part has `most` bytes.
-    fn shape(&self, way: Way, most: u64) -> Shape {
+    fn shape(&self, way: Way, most: u64, reduces: bool) -> Shape {
         let blocks_max = ll_blocks(self.ranks);
         let (blocks, threads) = match way {
             Way::Packets => {
@@ -270,7 +275,11 @@ impl Cuda {
                 let blocks = if span == LL_SPAN_MIN { most.div_ceil(span) } else { blocks_max };
                 (blocks.clamp(1, blocks_max), threads)
             }
-            Way::Lines => (line_blocks(self.ranks, most).clamp(1, blocks_max), LINE_THREADS),
+            Way::Lines => {
+                let few = !reduces && most <= LINES_FEW_MAX;
+                let threads = if few { LINE_THREADS_FEW } else { LINE_THREADS };
+                (line_blocks(self.ranks, most).clamp(1, blocks_max), threads)
+            }
             Way::Push => (most.div_ceil(16).clamp(1, PUSH_BLOCKS), PUSH_THREADS),
         };
         Shape { way, blocks: blocks as u32, threads, early: self.early && most <= EARLY_MAX }
