@@ -573,6 +573,18 @@ mod tests {
         }
     }
 
+    /// As `ll_shift` of layout.cuh has them.
+    #[test]
+    fn shares_of_packets_follow_from_the_size() {
+        for (ranks, kib, share) in
+            [(2, 1, 2048), (2, 256, 2048), (2, 257, 4096), (2, 512, 4096), (2, 513, 8192)]
+        {
+            assert_eq!(ll_span(ranks, kib << 10), share, "{kib} KiB");
+        }
+        assert_eq!([(128 << 10), (128 << 10) + 1].map(|bytes| ll_span(16, bytes)), [2048, 4096]);
+        assert_eq!(ll_span(16, u64::MAX), LL_SPAN_MAX);
+    }
+
     #[test]
     fn every_text_is_ptx_of_its_kernels() {
         for set in [KernelSet::Move, KernelSet::Reduce(Element::E5m2, Operator::Max)] {
