@@ -12,7 +12,8 @@
 
 static const char *stages[] = {"the driver is loaded", "cuInit", "a primary context", "memory",
                                "a stream and a copy", "registered host memory", "a thread that waits",
-                               "a thread that copies", "events and words"};
+                               "a thread that copies", "events and words",
+                               "a thread's own stream", "a captured graph"};
 enum { STAGES = sizeof stages / sizeof *stages };
 
 static void *cuda;
@@ -75,6 +76,18 @@ static int stage(int last) {
         bad |= ((int (*)(void *, unsigned long long, unsigned, unsigned))dlsym(cuda, "cuStreamWriteValue32_v2"))(stream, word, 1, 0);
         bad |= ((int (*)(void *))dlsym(cuda, "cuStreamSynchronize"))(stream);
     }
+    if (last >= 9) {
+        static char bytes[4096];
+        void *own = (void *)2;
+        bad |= ((int (*)(unsigned long long, const void *, size_t, void *))dlsym(cuda, "cuMemcpyHtoDAsync_v2"))(
+            memory, bytes, sizeof bytes, own);
+        bad |= ((int (*)(void *))dlsym(cuda, "cuStreamSynchronize"))(own);
+    }
+    if (last >= 10) {
+        void *graph = NULL;
+        bad |= ((int (*)(void *, int))dlsym(cuda, "cuStreamBeginCapture_v2"))(stream, 0);
+        bad |= ((int (*)(void *, void **))dlsym(cuda, "cuStreamEndCapture"))(stream, &graph);
+    }
     if (bad) return printf("%-24s a call failed: %d\n", stages[last], bad), 1;
     pid_t child = fork();
     if (!child) {
@@ -91,7 +104,11 @@ int main(void) {
     for (int i = 0; i < STAGES; i++) {
         fflush(stdout);
         pid_t own = fork();
-        if (!own) _exit(stage(i));
+        if (!own) {
+            int bad = stage(i);
+            fflush(stdout);
+            _exit(bad);
+        }
         int status;
         waitpid(own, &status, 0);
     }

@@ -27,6 +27,9 @@ const COPIED: &[&str] = &[
 /// What stands as package where it is the kernels that are changed, which are no crate.
 const KERNELS: &str = "kernels";
 
+/// How many seconds the tests of one mutation may take; those of the tree take a small part of it.
+const TESTS_MAX: &str = "300";
+
 struct Mutation {
     name: String,
     file: String,
@@ -156,10 +159,10 @@ fn is_killed(copy: &Path, mutation: &Mutation) -> Result<bool, String> {
         if package == KERNELS {
             // The kernels on CPU threads.
             let (mut build, mut run) = crate::kernels::emulation(&copy.join("kernels"), copy);
-            (build.output(), run.output())
+            (build.output(), bounded(&mut run).output())
         } else {
             let built = tests_of(copy, package, target).arg("--no-run").output();
-            (built, tests_of(copy, package, target).arg(tests).output())
+            (built, bounded(tests_of(copy, package, target).arg(tests)).output())
         }
     })?;
     let (built, tested) = match (built, tested) {
@@ -171,6 +174,17 @@ fn is_killed(copy: &Path, mutation: &Mutation) -> Result<bool, String> {
         return Err(format!("{name} does not compile, so it proves nothing:\n{log}"));
     }
     Ok(!tested.status.success())
+}
+
+/// The same with a time limit: tests that do not end without a check have noticed that it is missing.
+fn bounded(command: &mut Command) -> Command {
+    let mut limited = Command::new("timeout");
+    limited.args(["--kill-after=5", TESTS_MAX]).arg(command.get_program()).args(command.get_args());
+    limited.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    if let Some(folder) = command.get_current_dir() {
+        limited.current_dir(folder);
+    }
+    limited
 }
 
 /// A folder of PTX for each mutation of the kernels, and one named `none` without any.

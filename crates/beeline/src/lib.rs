@@ -10,6 +10,7 @@ pub mod config;
 pub mod cufile;
 pub mod error;
 pub mod gpu;
+pub mod log;
 pub mod memory;
 pub mod model;
 pub mod p2p;

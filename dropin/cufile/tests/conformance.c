@@ -1394,7 +1394,7 @@ int main(int argc, char **argv) {
         {"fuzz", fuzz},
         {"devices", devices}, {"stuck", stuck}, {"huge", huge}, {"forks", forks}, {"exit", at_exit},
     };
-    if (argc < 3) die("usage: conformance LIBCUFILE FOLDER [GROUP]");
+    if (argc < 3) die("usage: conformance LIBCUFILE FOLDER [GROUP..]");
     folder = argv[2];
     start_cuda();
     void *library = dlopen(argv[1], RTLD_NOW | RTLD_GLOBAL);
@@ -1402,7 +1402,9 @@ int main(int argc, char **argv) {
 #define LOAD(name) *(void **)&p_##name = symbol(library, #name);
     FUNCTIONS(LOAD)
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
-        if (argc > 3 && strcmp(argv[3], groups[i].name)) continue;
+        int wanted = argc == 3;
+        for (int a = 3; a < argc; a++) wanted |= !strcmp(argv[a], groups[i].name);
+        if (!wanted) continue;
         group = groups[i].name;
         int before = failures, done = checks;
         struct timespec a, z;

@@ -5,6 +5,7 @@ use std::ffi::c_char;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use beeline::collective::{Communicator, DataType, Factor, Settings, UniqueId};
@@ -23,6 +24,8 @@ const DEADLINE: Duration = Duration::from_secs(30 * 60);
 const CLOSE_MAX: Duration = Duration::from_secs(30);
 /// Streams that a communicator keeps wrapped.
 const STREAMS_MAX: usize = 64;
+/// `cudaStreamPerThread`: one name for as many streams as there are threads.
+const PER_THREAD: usize = 2;
 /// Created operations of a communicator.
 const OPS_MAX: usize = 1 << 16;
 
@@ -33,10 +36,13 @@ pub(crate) struct Comm {
     pub(crate) gpu: Gpu,
     pub(crate) device: u32,
     state: RwLock<State>,
-    streams: Mutex<Vec<(usize, Arc<Stream>)>>,
+    streams: Mutex<Vec<Known>>,
     pub(crate) ops: Mutex<Vec<Option<(DataType, Factor)>>>,
     pub(crate) registered: Mutex<HashMap<u64, u64>>,
 }
+
+/// A stream by the driver's handle, and by the thread where the handle names a stream of each thread.
+type Known = ((usize, Option<ThreadId>), Arc<Stream>);
 
 enum State {
     /// The ranks are coming together.
@@ -121,13 +127,14 @@ impl Comm {
     /// The stream with a handle of the driver.
     pub(crate) fn stream(&self, handle: Address) -> Result<Arc<Stream>, Failure> {
         let key = handle.get() as usize;
+        let thread = (key == PER_THREAD).then(|| std::thread::current().id());
         let mut streams = lock(&self.streams);
-        if let Some((_, stream)) = streams.iter().find(|(known, _)| *known == key) {
+        if let Some((_, stream)) = streams.iter().find(|(known, _)| *known == (key, thread)) {
             return Ok(Arc::clone(stream));
         }
         let foreign = match key {
             1 => ForeignStream::LEGACY_DEFAULT,
-            2 => ForeignStream::PER_THREAD_DEFAULT,
+            PER_THREAD => ForeignStream::PER_THREAD_DEFAULT,
             // SAFETY: the caller passes a stream of its CUDA runtime, which it keeps as this library's page says.
             _ => unsafe { ForeignStream::new(key) },
         };
@@ -135,7 +142,7 @@ impl Comm {
         if streams.len() >= STREAMS_MAX {
             streams.remove(0);
         }
-        streams.push((key, Arc::clone(&stream)));
+        streams.push(((key, thread), Arc::clone(&stream)));
         Ok(stream)
     }
 

@@ -66,7 +66,7 @@ fn client(folder: &Path, devices: u32, path: &str) {
     let program = folder.join("program");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/program.c");
     run(Command::new("cc")
-        .args(["-O1", "-Wall", "-Werror", &format!("-DN={devices}"), "-o"])
+        .args(["-O1", "-pthread", "-Wall", "-Werror", &format!("-DN={devices}"), "-o"])
         .arg(&program)
         .arg(source)
         .arg("-L")

@@ -1,4 +1,5 @@
 /* A client of libnccl.so.2 as C programs are, on N devices (at least 2). Prints "passed" at the end. */
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -67,6 +68,7 @@ int cuMemcpyHtoDAsync_v2(void *, const void *, size_t, stream_t);
 int cuMemcpyDtoHAsync_v2(void *, void *, size_t, stream_t);
 int cuStreamCreate(stream_t *, unsigned);
 int cuStreamDestroy_v2(stream_t);
+int cuStreamSynchronize(stream_t);
 int cuStreamWaitValue32_v2(stream_t, void *, unsigned, unsigned);
 int cuStreamWriteValue32_v2(stream_t, void *, unsigned, unsigned);
 /* Of the test driver alone. */
@@ -169,6 +171,62 @@ static void collectives(ncclComm_t *comm) {
   }
   CHECK(ncclGroupEnd());
   for (int d = 0; d < N; d++) TRUE(fetch(d)[7] == value((d + N - 1) % N, 7));
+}
+
+/* A thread's own default stream has one name in all threads. What the first one queues waits at a gate; the second one's
+   calls come after it all the same. */
+static const stream_t own = (stream_t)2;
+static ncclComm_t *shared;
+static void *gate[N];
+static pthread_barrier_t queued;
+
+static void *first_thread(void *unused) {
+  on(0);
+  for (int r = 0; r < N; r++) { on(r); CHECK(cuStreamWaitValue32_v2(own, gate[r], 1, 0)); }
+  EACH(ncclAllReduce(in[r], out[r], COUNT, INT, 0, shared[r], own));
+  pthread_barrier_wait(&queued);
+  for (int r = 0; r < N; r++) { on(r); CHECK(cuStreamSynchronize(own)); }
+  return unused;
+}
+
+static void *second_thread(void *unused) {
+  on(0);
+  pthread_barrier_wait(&queued);
+  EACH(ncclAllReduce(out[r], out[r], COUNT, INT, 1, shared[r], own));
+  pthread_barrier_wait(&queued);
+  for (int r = 0; r < N; r++) { on(r); CHECK(cuStreamSynchronize(own)); }
+  return unused;
+}
+
+static void threads(ncclComm_t *comm) {
+  int zero = 0, one = 1;
+  pthread_t both[2];
+  shared = comm;
+  fill(COUNT);
+  for (int r = 0; r < N; r++) {
+    on(r);
+    CHECK(cuMemAlloc_v2(&gate[r], 4));
+    CHECK(cuMemcpyHtoDAsync_v2(gate[r], &zero, 4, stream[r]));
+    CHECK(cuStreamSynchronize(stream[r]));
+  }
+  TRUE(!pthread_barrier_init(&queued, NULL, 2));
+  TRUE(!pthread_create(&both[0], NULL, first_thread, NULL));
+  /* This thread is the barrier's second party once, the second thread the next time. */
+  pthread_barrier_wait(&queued);
+  TRUE(!pthread_create(&both[1], NULL, second_thread, NULL));
+  pthread_barrier_wait(&queued);
+  pthread_barrier_wait(&queued);
+  for (int r = 0; r < N; r++) { on(r); CHECK(cuMemcpyHtoDAsync_v2(gate[r], &one, 4, stream[r])); }
+  for (int i = 0; i < 2; i++) TRUE(!pthread_join(both[i], NULL));
+  for (int d = 0; d < N; d++) {
+    int *got = fetch(d);
+    for (int i = 0; i < COUNT; i++) {
+      unsigned sum = 0, right = 1;  /* wraps, as the device does */
+      for (int r = 0; r < N; r++) sum += value(r, i);
+      for (int r = 0; r < N; r++) right *= sum;
+      TRUE((unsigned)got[i] == right);
+    }
+  }
 }
 
 static void operations(ncclComm_t *comm) {
@@ -393,6 +451,7 @@ int main(void) {
   collectives(comm);
   streams(comm);
   driver_calls(comm);
+  threads(comm);
   operations(comm);
   arguments(comm);
   memory(comm[0]);

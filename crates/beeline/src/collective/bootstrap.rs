@@ -4,7 +4,7 @@
 //! 2. Every rank connects over TCP and tells who it is, with an HMAC under the secret over a challenge of
 //!    the listener; the listener answers with an HMAC over a challenge of the rank. Nothing else is
 //!    read from a connection before that. Once all ranks came it compares their hosts and answers all.
-//! 3. On one host the ranks go on over a Unix socket (an abstract name), which carries descriptors: every
+//! 3. On one host the ranks go on over a Unix socket (an abstract name, made anew for each meeting), which carries descriptors: every
 //!    [`Exchange`] gives each rank's bytes and descriptors to all. It lasts as long as all ranks do.
 //!
 //! Everything is bounded: a connection has [`GREETING`] in all to prove itself, in one short message, and some are
@@ -34,6 +34,10 @@ use crate::verbs::random;
 const GREETING: Duration = Duration::from_secs(5);
 /// Bytes of the message that does: two digests and a [`Hello`].
 const PROOF_MAX: usize = 2 * DIGEST + 4 + 4 + 1 + 255 + 255;
+/// First byte of the listener's answer where all is well; what follows makes the Unix socket's name. Else it is a text.
+const GO_ON: u8 = 0;
+/// Bytes that follow.
+const PLACE: usize = 16;
 /// How often somebody who waits looks up.
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -69,10 +73,12 @@ impl Exchange {
         // The listener ends a little earlier and says who is missing.
         stream.set_read_timeout(Some(left + GREETING)).map_err(failed)?;
         let verdict = wire::receive(&mut stream).map_err(failed)?;
-        if !verdict.is_empty() {
-            return Err(refusal(&String::from_utf8_lossy(&verdict)));
-        }
-        let local = UnixStream::connect_addr(&unix_name(id).map_err(failed)?).map_err(|error| {
+        let place = match verdict.split_first() {
+            Some((&GO_ON, place)) if place.len() == PLACE => place,
+            _ => return Err(refusal(&String::from_utf8_lossy(&verdict))),
+        };
+        let name = unix_name(id, place).map_err(failed)?;
+        let local = UnixStream::connect_addr(&name).map_err(|error| {
             failed(error).remedy("ranks of one communicator share a network namespace")
         })?;
         let number = rank.to_le_bytes();
@@ -249,11 +255,11 @@ impl Hello {
 
 const SPANS: &str = "the communicator spans hosts";
 
-/// The socket at which ranks of this host meet. Its name follows from the secret, so that nobody else finds or
-/// takes it.
-fn unix_name(id: &UniqueId) -> io::Result<UnixAddr> {
-    let name: String =
-        hmac(id.secret(), &[b"socket"]).iter().take(16).map(|b| format!("{b:02x}")).collect();
+/// The socket at which ranks of this host meet. Its name follows from the secret and from what the listener says in its
+/// answer, so that nobody else finds or takes it, and no other meeting with the same secret.
+fn unix_name(id: &UniqueId, place: &[u8]) -> io::Result<UnixAddr> {
+    let mac = hmac(id.secret(), &[b"socket", place]);
+    let name: String = mac.iter().take(16).map(|b| format!("{b:02x}")).collect();
     UnixAddr::from_abstract_name(format!("beeline-{name}"))
 }
 
@@ -307,6 +313,35 @@ mod tests {
             })
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+
+    /// Two jobs with the same phrase on one host, and one job that meets twice at the same address.
+    #[test]
+    fn the_same_phrase_lets_several_meet_at_once() {
+        let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (first, second) = (free(), free());
+        let mut met = Vec::new();
+        for address in [first, second, first] {
+            let id = UniqueId::agreed(address, "none");
+            listen_agreed(id, Duration::from_secs(20)).unwrap();
+            let hellos = vec![hello(0, 2, "a"), hello(1, 2, "a")];
+            let all: Result<Vec<_>> =
+                meet(id, hellos, Duration::from_secs(20)).into_iter().collect();
+            met.push(all.unwrap());
+        }
+        for (number, all) in (0_u8..).zip(&mut met) {
+            let exchanges: Vec<_> = std::thread::scope(|scope| {
+                let one = |exchange| scope.spawn(move || gathered(exchange, number));
+                let threads: Vec<_> = all.iter_mut().map(one).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            assert_eq!(exchanges, [[number; 2]; 2]);
+        }
+    }
+
+    fn gathered(exchange: &mut Exchange, byte: u8) -> [u8; 2] {
+        let all = exchange.all_gather(&[byte], &[], soon()).unwrap();
+        [0, 1].map(|rank: usize| all[rank].bytes[0])
     }
 
     #[test]

@@ -35,12 +35,13 @@ impl Communicator {
             .collect();
         members.sort_unstable();
         let place = members.iter().position(|(_, rank)| *rank == self.inner().rank);
-        let id = match place {
-            Some(0) => UniqueId::new(settings.join_deadline)?.to_bytes().to_vec(),
-            _ => Vec::new(),
-        };
-        let ids = exchange.all_gather(&id, &[], deadline)?;
+        let made = (place == Some(0)).then(|| UniqueId::new(settings.join_deadline));
+        // A leader that has none takes part all the same: the others learn at once that it has none.
+        let made = made.transpose();
+        let own = made.as_ref().ok().copied().flatten().map(|id| id.to_bytes());
+        let ids = exchange.all_gather(own.as_ref().map_or(&[], |bytes| bytes), &[], deadline)?;
         drop(exchange);
+        made?;
         let Some(((_, leader), place)) = members.first().zip(place) else { return Ok(None) };
         let bytes = ids.get(*leader as usize).map(|given| given.bytes.as_slice());
         let bytes = bytes.and_then(|bytes| bytes.first_chunk::<UNIQUE_ID_BYTES>());

@@ -24,6 +24,9 @@ fn rank_process() {
     let comm =
         Communicator::join(&id, rank, ranks, &gpu_of(rank, ranks), &settings(|_| {})).unwrap();
     calls(&comm);
+    if dies == NO_FILES {
+        return split_without_files(&comm);
+    }
     if dies == rank {
         std::process::abort();
     }
@@ -39,6 +42,36 @@ fn rank_process() {
         calls(&left);
     }
     comm.close(Instant::now() + LONG).unwrap_or(());
+}
+
+/// In place of a rank that dies: rank 0 can open no more files.
+const NO_FILES: u32 = 99;
+
+/// The leader of a part cannot listen for it: it fails, and the others of the part learn of it before any deadline. Who is in
+/// another part does not notice.
+fn split_without_files(comm: &Communicator) {
+    if comm.rank() == 0 {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        let none = rustix::process::Rlimit { current: Some(3), ..limit };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, none).unwrap();
+    }
+    let color = u32::from(comm.rank() == 3);
+    match (comm.rank(), comm.split(Some(color), 0, comm.settings())) {
+        (0, Err(error)) => assert!(!error.is_timeout() && !error.is_refused(), "{error:?}"),
+        (1 | 2, Err(error)) => {
+            assert!(error.is_refused(), "{error:?}");
+            assert!(error.to_string().contains("rank 0 made no identifier"), "{error}");
+        }
+        (3, Ok(Some(alone))) => calls_of_one(&alone),
+        (rank, other) => panic!("rank {rank}: {other:?}"),
+    }
+}
+
+fn calls_of_one(alone: &Communicator) {
+    assert_eq!((alone.rank(), alone.ranks()), (0, 1));
+    let stream = Arc::new(alone.gpu().stream().unwrap());
+    alone.barrier(&stream).unwrap();
+    stream.synchronize(Instant::now() + LONG).unwrap();
 }
 
 /// Every collective, each rank checking its own.
@@ -133,5 +166,12 @@ fn processes_are_ranks() {
 fn a_process_that_dies_is_named_and_the_others_go_on() {
     for (rank, mut child) in start(&at_loopback(), 4, 2).into_iter().enumerate() {
         assert_eq!(child.wait().unwrap().success(), rank != 2, "rank {rank}");
+    }
+}
+
+#[test]
+fn a_part_whose_leader_cannot_listen_fails_at_once() {
+    for mut child in start(&at_loopback(), 4, NO_FILES) {
+        assert!(child.wait().unwrap().success());
     }
 }

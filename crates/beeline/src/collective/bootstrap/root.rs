@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-use super::{GREETING, Hello, PAUSE, PROOF_MAX, SPANS, unix_name};
+use super::{GO_ON, GREETING, Hello, PAUSE, PLACE, PROOF_MAX, SPANS, unix_name};
 use crate::collective::greeters::Greeters;
 use crate::collective::id::UniqueId;
 use crate::collective::secret::{DIGEST, equal, hmac};
@@ -68,20 +68,24 @@ struct Root {
 impl Root {
     fn run(self) {
         let Some(mut ranks) = self.gather() else { return };
-        let verdict = judge(&ranks);
-        let socket = verdict.as_ref().ok().and_then(|()| unix_listener(&self.id).ok());
-        let answer = match (&verdict, &socket) {
-            (Ok(()), Some(_)) => String::new(),
-            (Ok(()), None) => "the host of rank 0 refuses Unix sockets".to_owned(),
-            (Err(text), _) => text.clone(),
+        let Self { listener, id, deadline } = self;
+        // Others may meet at this address as soon as a rank knows that this meeting is over.
+        drop(listener);
+        let opened = judge(&ranks).and_then(|()| {
+            unix_listener(&id)
+                .map_err(|error| format!("the host of rank 0 refuses a Unix socket: {error}"))
+        });
+        let answer = match &opened {
+            Ok((_, place)) => [&[GO_ON], &place[..]].concat(),
+            Err(text) => text.as_bytes().to_vec(),
         };
         for (_, stream) in ranks.values_mut() {
-            let _ = wire::send(stream, answer.as_bytes());
+            let _ = wire::send(stream, &answer);
         }
-        if let (true, Some(socket)) = (answer.is_empty(), socket) {
+        if let Ok((socket, _)) = opened {
             let count = ranks.len() as u32;
             drop(ranks);
-            exchange_rounds(&socket, &self.id, count, self.deadline);
+            exchange_rounds(&socket, &id, count, deadline);
         }
     }
 
@@ -176,10 +180,12 @@ fn judge(ranks: &BTreeMap<u32, (Hello, TcpStream)>) -> Result<(), String> {
     Err(format!("{SPANS} ({})", list.collect::<Vec<_>>().join("; ")))
 }
 
-fn unix_listener(id: &UniqueId) -> io::Result<UnixListener> {
-    let listener = UnixListener::bind_addr(&unix_name(id)?)?;
+/// A socket of this meeting alone, and what ranks find it by: the same phrase may let other ranks meet at the same time.
+fn unix_listener(id: &UniqueId) -> io::Result<(UnixListener, [u8; PLACE])> {
+    let place = random().map_err(|error| io::Error::other(error.to_string()))?;
+    let listener = UnixListener::bind_addr(&unix_name(id, &place)?)?;
     listener.set_nonblocking(true)?;
-    Ok(listener)
+    Ok((listener, place))
 }
 
 /// Carries exchanges until a rank leaves.

@@ -15,7 +15,8 @@ use beeline_core::rc::Transmit;
 use beeline_core::roce::{Identification, Path, UDP_PORT};
 
 use super::super::peer::{Message, Peer, PeerLock, cookies_in, receive, send};
-use super::super::soft::{eventfd, random};
+use super::super::soft::random;
+use super::bell::{Bell, Ringer};
 use super::ring::{Reader, Tag, Writer};
 use super::{Arrival, BATCH};
 use crate::error::{Error, Kind, Result};
@@ -29,8 +30,8 @@ pub(in super::super) struct LocalLink {
     writer: Writer,
     reader: Reader,
     /// Wakes the peer; wakes this side.
-    theirs: OwnedFd,
-    ours: OwnedFd,
+    theirs: Ringer,
+    ours: Bell,
     /// From the peer to here.
     path: Path,
     /// Packets have arrived that name something.
@@ -42,12 +43,13 @@ impl LocalLink {
     pub(in super::super) fn join(socket: UnixStream) -> Result<Self> {
         let io = |error| Error::io("join the process at the other end of a Unix socket", error);
         let (writer, ring) = Writer::new().map_err(io)?;
-        let ours = eventfd()?;
+        let (ours, ringer) = Bell::new().map_err(io)?;
         let name = u64::from_le_bytes(random()?);
         socket.set_nonblocking(false).map_err(io)?;
         socket.set_read_timeout(Some(GREETING)).map_err(io)?;
         socket.set_write_timeout(Some(GREETING)).map_err(io)?;
-        send(&socket, [name, 0], &[ring.as_fd(), ours.as_fd()]).map_err(io)?;
+        send(&socket, [name, 0], &[ring.as_fd(), ringer.as_fd()]).map_err(io)?;
+        drop(ringer);
         let greeting = receive(&socket).map_err(|error| {
             io(error).remedy("the other process must join at the same time, with this version")
         })?;
@@ -58,6 +60,7 @@ impl LocalLink {
         if their_name == name {
             return Err(Error::refused("a local NIC cannot be joined to itself"));
         }
+        let theirs = Ringer::new(theirs).map_err(io)?;
         let reader = Reader::new(&ring).map_err(io)?;
         socket.set_nonblocking(true).map_err(io)?;
         let path = Path {
@@ -96,8 +99,7 @@ impl LocalLink {
             open &= tell(&mut self.writer, &mut self.peer.lock(), queue.is_empty());
         }
         if self.writer.publish() {
-            // Fails only when it is about to be woken anyway.
-            let _ = rustix::io::write(&self.theirs, &1u64.to_ne_bytes());
+            self.theirs.ring();
         }
         open
     }
@@ -177,13 +179,13 @@ impl LocalLink {
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        self.ours.as_fd()
+        self.ours.fd()
     }
 
     /// The thread that waits for [`fd`](Self::fd) is about to, or has. Answers whether it must not.
     pub(super) fn set_sleeping(&self, sleeping: bool) -> bool {
         if !sleeping {
-            let _ = rustix::io::read(&self.ours, &mut [0; 8]);
+            self.ours.quiet();
         }
         self.reader.set_sleeping(sleeping)
     }

@@ -1,5 +1,6 @@
 //! Links: what carries a software NIC's datagrams.
 
+mod bell;
 mod fault;
 mod local;
 mod pair;
