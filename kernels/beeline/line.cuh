@@ -18,11 +18,7 @@ constexpr u32 LINE_SENDERS_MAX = 4; // warps
 constexpr u64 LINE_OWN_MAX = 16384; // bytes of a block's own part that those who send copy on top
 // Groups that a sending warp reads before it stores; fewer where what arrives is reduced meanwhile (measured on two H200).
 constexpr int LINES_MOVED = 4, LINES_REDUCED = 2;
-// And one where a block has no more groups than these for a peer, or takes nothing: who waits for nothing fills the link.
-#ifndef BEELINE_LINES_FEW
-#define BEELINE_LINES_FEW 72
-#endif
-constexpr u32 LINES_FEW = BEELINE_LINES_FEW;
+// One number a kernel: a choice between two costs more, in code that a launch reads for the first time, than it gains.
 
 // What this block carries to or from one peer: two divisions each, made where they cost no time.
 struct LinePart {
@@ -199,7 +195,6 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
     // The own part is copied by those who take, if they have to wait for nothing, or if it is much; else by those who send.
     bool copies = self.recv != self.send, by_takers = rounds_in == 0 || own.bytes > LINE_OWN_MAX;
     if (good && works && warp < senders) {
-        bool few = most_out <= LINES_FEW || rounds_in == 0;
 #pragma unroll 1
         for (u32 round = 0; good && round * room < most_out; round++) {
             u32 end = least((round + 1) * room, most_out);
@@ -207,16 +202,13 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
             for (u32 p = 0; good && p < c.ranks; p++)
                 if (sends >> p & 1 && round < s.out[p].rounds) good = line_await_room(c, s, p, round);
 #pragma unroll 1
-            for (u32 g = round * room + warp; good && g < end; g += senders * (few ? 1 : LINES_MOVED))
+            for (u32 g = round * room + warp; good && g < end; g += senders * LINES_MOVED)
 #pragma unroll 1
                 for (u32 step = 1; step < c.ranks; step++) {
                     u32 p = (c.rank + step) % c.ranks;
                     if (!(sends >> p & 1)) continue;
                     u64 from_at = a.parts[p].send + s.out[p].start, share = s.out[p].bytes;
-                    if (few)
-                        line_send<1>(c, s, p, from_at, share, round, g, senders, end, AsItIs{});
-                    else
-                        line_send<LINES_MOVED>(c, s, p, from_at, share, round, g, senders, end, AsItIs{});
+                    line_send<LINES_MOVED>(c, s, p, from_at, share, round, g, senders, end, AsItIs{});
                 }
         }
         if (good && copies && !by_takers) copy_own(self.recv + own.start, self.send + own.start, own.bytes, thread_index(), senders * 32);

@@ -33,6 +33,8 @@ static void fill(size_t n) {
     for (size_t i = 0; i < n; i++) h[i] = value(rank_, i);
     CK(cuMemcpyHtoD(in, h.data(), n * 4));
     CK(cuMemsetD8(out, 0xee, 2 * n * 4));
+    // Both may still be under way, in a stream that ours does not wait for.
+    CK(cuCtxSynchronize());
 }
 static void check(const char *name, size_t n, const std::function<float(size_t)> &want) {
     std::vector<float> h(n);

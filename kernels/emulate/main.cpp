@@ -3,7 +3,6 @@
 #define BEELINE_HOST
 #define BEELINE_PUSH_BLOCKS 2
 #define BEELINE_CHUNK_MIN 512
-#define BEELINE_LINES_FEW 2
 #define SPINS 64
 #include "../beeline/line.cuh"
 #include "../beeline/push.cuh"

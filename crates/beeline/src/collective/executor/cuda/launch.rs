@@ -20,8 +20,9 @@ use crate::core::collective::plan::{
 use crate::core::collective::{Call, CallError, Collective, DataType, RedOp};
 use crate::error::{Error, Result};
 
-/// Most bytes of a part for which lines that are only moved take fewer threads.
+/// Most bytes of a part for which lines that are only moved take fewer threads: both ways, and one way.
 const LINES_FEW_MAX: u64 = 4 << 20;
+const LINES_FEW_ONE_WAY_MAX: u64 = 8 << 20;
 /// A launch of parts up to this many bytes may start while the kernel before it still runs: it saves a microsecond. Larger
 /// ones do not miss it, and the room that waiting blocks take may be somebody else's.
 const EARLY_MAX: u64 = 8 << 20;
@@ -148,7 +149,11 @@ impl Cuda {
                 most = most.max(part.send_bytes).max(part.recv_bytes);
             }
             if most > 0 {
-                self.move_parts(args, self.shape(way, most, false), stream, held)?;
+                let others = || args.parts.iter().zip(0..).filter(|(_, peer)| *peer != self.rank);
+                let sends = others().any(|(part, _)| part.send_bytes > 0);
+                let both = sends && others().any(|(part, _)| part.recv_bytes > 0);
+                let few_max = if both { LINES_FEW_MAX } else { LINES_FEW_ONE_WAY_MAX };
+                self.move_parts(args, self.shape(way, most, few_max), stream, held)?;
             }
         }
         Ok(())
@@ -231,7 +236,7 @@ impl Cuda {
             word: work.word,
         };
         args.comm.call = work.packed;
-        let shape = self.shape(self.way(work.bytes, true), work.bytes, true);
+        let shape = self.shape(self.way(work.bytes, true), work.bytes, 0);
         self.reduce(set, &args, shape, stream, work.held)
     }
 
@@ -263,8 +268,8 @@ impl Cuda {
         }
     }
 
-    /// The launch of a kernel whose largest part has `most` bytes.
-    fn shape(&self, way: Way, most: u64, reduces: bool) -> Shape {
+    /// The launch of a kernel whose largest part has `most` bytes; lines up to `few_max` take fewer threads.
+    fn shape(&self, way: Way, most: u64, few_max: u64) -> Shape {
         let blocks_max = ll_blocks(self.ranks);
         let (blocks, threads) = match way {
             Way::Packets => {
@@ -276,8 +281,7 @@ impl Cuda {
                 (blocks.clamp(1, blocks_max), threads)
             }
             Way::Lines => {
-                let few = !reduces && most <= LINES_FEW_MAX;
-                let threads = if few { LINE_THREADS_FEW } else { LINE_THREADS };
+                let threads = if most <= few_max { LINE_THREADS_FEW } else { LINE_THREADS };
                 (line_blocks(self.ranks, most).clamp(1, blocks_max), threads)
             }
             Way::Push => (most.div_ceil(16).clamp(1, PUSH_BLOCKS), PUSH_THREADS),
