@@ -24,15 +24,18 @@ note "$(cat COMMIT) on $(uname -r), $(nproc) CPUs, $(nvidia-smi --query-gpu=name
 note "$folder is $(stat -f -c %T "$folder"), /dev/shm is $(stat -f -c %T /dev/shm)"
 
 # The programs are built here where there is a compiler, for this machine's C library.
-for p in conformance cufile_bench write_ceiling fork_exit; do
+for p in conformance cufile_bench write_ceiling read_ceiling fork_exit; do
     if command -v cc >/dev/null; then
         cc -std=gnu11 -O2 -w -I. $p.c -o $p.here -ldl -lpthread 2>&1 | head -3
     fi
     [ -x $p.here ] || cp $p $p.here
 done
 
-# What the kernel allows a writer of one file, without a GPU and without a library.
+# What the kernel allows a writer of one file, without a GPU and without a library; what a bare loop of reads and
+# copies reaches.
 ceiling() {
+    note "ceiling of reads, $folder: size,piece,threads,GB/s,p50 us,CPU-s/GiB"
+    timeout -k 5 25 ./read_ceiling.here "$folder"
     for where in "$folder" /dev/shm; do
         note "ceiling of writes, $where: way,block,threads,GB/s,CPU-s/GiB"
         timeout -k 5 25 ./write_ceiling.here "$where" 0.1

@@ -4,6 +4,7 @@
  *   LIBRARY  path of a libcufile.so.0; or "plain" (pread, copy, wait in the driver) or "word" (the stream
  *            writes a word that is looked at), what a call costs that does nothing else
  *   FOLDER   holds cufile-bench.read and cufile-bench.write, which are made where they are not there
+ * env: CELLS="read:1048576:1 write:16777216:4 ..", the only cells to be run
  * prints one CSV row a cell: name,pass,op,size,threads,GB/s,p50_us,p99_us,cpu_s_per_gib,compared
  */
 #define _GNU_SOURCE
@@ -206,6 +207,14 @@ static void cell(const char *name, const char *pass, const char *op, size_t size
            same ? "yes" : "NO");
     fflush(stdout);
 }
+static int wanted(const char *op, size_t size, int threads) {
+    const char *cells = getenv("CELLS");
+    char all[4096], one[64];
+    if (!cells || !*cells) return 1;
+    snprintf(all, sizeof all, " %s ", cells);
+    snprintf(one, sizeof one, " %s:%zu:%d ", op, size, threads);
+    return strstr(all, one) != NULL;
+}
 int main(int argc, char **argv) {
     if (argc < 5) die("usage: cufile_bench LIBRARY NAME FOLDER PASS [SECONDS]", argc);
     double seconds = argc > 5 ? atof(argv[5]) : 0.35;
@@ -271,6 +280,7 @@ int main(int argc, char **argv) {
     for (int op = 0; op < 2; op++)
         for (int s = 0; s < 4; s++)
             for (int t = 0; t < 3; t++)
-                cell(argv[2], argv[4], op ? "write" : "read", sizes[s], threads[t], op ? writes : reads, buffers, seconds);
+                if (wanted(op ? "write" : "read", sizes[s], threads[t]))
+                    cell(argv[2], argv[4], op ? "write" : "read", sizes[s], threads[t], op ? writes : reads, buffers, seconds);
     return 0;
 }

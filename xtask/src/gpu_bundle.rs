@@ -207,6 +207,7 @@ fn cufile(root: &Path, folder: &Path) -> Outcome {
         ("dropin/cufile/tests/conformance.c", "conformance"),
         ("benches/bundle/cufile_bench.c", "cufile_bench"),
         ("benches/peers/write_ceiling.c", "write_ceiling"),
+        ("benches/peers/read_ceiling.c", "read_ceiling"),
         ("benches/peers/fork_exit.c", "fork_exit"),
     ] {
         let mut compile = Command::new("cc");

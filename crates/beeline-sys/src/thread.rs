@@ -1,6 +1,7 @@
 //! What the calling thread costs, and where it may run.
 
 use std::io;
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -43,6 +44,18 @@ pub fn pin_to(cpus: &[usize]) -> io::Result<()> {
     Ok(())
 }
 
+/// Sleeps for `time`, and only some microseconds longer: the kernel may put off the end of a sleep by the thread's timer
+/// slack, 50 microseconds where nobody set it, which is set aside for this sleep.
+pub fn nap(time: Duration) {
+    let slack = rustix::thread::current_timer_slack().ok().and_then(NonZeroU64::new);
+    let exact =
+        slack.is_some() && rustix::thread::set_current_timer_slack(NonZeroU64::new(1)).is_ok();
+    std::thread::sleep(time);
+    if exact {
+        let _ = rustix::thread::set_current_timer_slack(slack);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,5 +70,15 @@ mod tests {
         let cpus = allowed_cpus().unwrap();
         assert!(!cpus.is_empty());
         pin_to(&cpus).unwrap();
+    }
+
+    #[test]
+    fn a_nap_lasts_and_leaves_the_timer_slack_alone() {
+        let slack = NonZeroU64::new(70_000);
+        rustix::thread::set_current_timer_slack(slack).unwrap();
+        let since = std::time::Instant::now();
+        nap(Duration::from_micros(200));
+        assert!(since.elapsed() >= Duration::from_micros(200));
+        assert_eq!(NonZeroU64::new(rustix::thread::current_timer_slack().unwrap()), slack);
     }
 }

@@ -9,15 +9,13 @@ use std::time::{Duration, Instant};
 use super::mover::Share;
 use crate::{lock, wait_timeout};
 
-/// How long a helper looks for more before it sleeps: a program that reads in a loop comes back sooner.
-const LINGER: Duration = Duration::from_micros(50);
+/// How long a helper looks for more before it sleeps: a program that reads in a loop comes back sooner, also where
+/// the helper had little to do.
+const LINGER: Duration = Duration::from_micros(100);
 /// For how long calls count as beside each other after they were.
 const CROWD_MICROS: u64 = 2000;
 /// How long a thread sleeps without work before it ends.
 const IDLE: Duration = Duration::from_secs(5);
-
-/// Threads beyond which a link to one device is not filled any better.
-const USEFUL_CPUS: usize = 16;
 
 type Task = Box<dyn FnOnce() + Send>;
 
@@ -33,6 +31,8 @@ pub(super) struct Crew {
     crowded_at: AtomicU64,
     /// Requests for help that nobody has taken.
     asked: AtomicUsize,
+    /// Helpers that are awake and look for requests.
+    looking: AtomicUsize,
     state: Mutex<State>,
     help: Condvar,
     run: Condvar,
@@ -63,9 +63,9 @@ impl Active<'_> {
         if self.crowded { 0 } else { most.min(self.crew.helpers_max) }
     }
 
-    /// This call's share of the machine, itself not counted.
-    pub(super) fn fair_helpers(&self, most: usize) -> usize {
-        let cpus = self.crew.cpus.min(USEFUL_CPUS);
+    /// This call's share of the machine, of which no more than `useful` threads gain anything; itself not counted.
+    pub(super) fn fair_helpers(&self, most: usize, useful: usize) -> usize {
+        let cpus = self.crew.cpus.min(useful);
         most.min((cpus / self.level).saturating_sub(1)).min(self.crew.helpers_max)
     }
 }
@@ -87,6 +87,7 @@ impl Crew {
             epoch: Instant::now(),
             crowded_at: AtomicU64::new(0),
             asked: AtomicUsize::new(0),
+            looking: AtomicUsize::new(0),
             state: Mutex::default(),
             help: Condvar::new(),
             run: Condvar::new(),
@@ -112,14 +113,15 @@ impl Crew {
             for _ in 0..count {
                 state.shares.push_back((Arc::clone(share), force));
             }
-            self.asked.fetch_add(count, Ordering::Release);
-            let lacking = count.saturating_sub(state.helpers_asleep);
-            for _ in 0..lacking.min(self.helpers_max.saturating_sub(state.helpers)) {
+            // A helper that looks sees this, or, before it sleeps, what was queued: nobody else is woken for it.
+            self.asked.fetch_add(count, Ordering::SeqCst);
+            let looking = self.looking.load(Ordering::SeqCst);
+            let (wake, start) = called(count, looking, state.helpers_asleep);
+            for _ in 0..start.min(self.helpers_max.saturating_sub(state.helpers)) {
                 if self.spawn("beeline-help", Self::helper) {
                     state.helpers += 1;
                 }
             }
-            let wake = state.helpers_asleep.min(count);
             drop(state);
             for _ in 0..wake {
                 self.help.notify_one();
@@ -157,19 +159,11 @@ impl Crew {
     fn helper(&self) {
         let mut idle_since = Instant::now();
         loop {
-            if self.asked.load(Ordering::Acquire) > 0 {
-                let taken = lock(&self.state).shares.pop_front();
-                if let Some((share, force)) = taken {
-                    self.asked.fetch_sub(1, Ordering::Release);
-                    if share.wants_help() {
-                        share.help(force);
-                    }
-                    idle_since = Instant::now();
-                    continue;
+            if let Some((share, force)) = self.look() {
+                if share.wants_help() {
+                    share.help(force);
                 }
-            }
-            if idle_since.elapsed() < LINGER {
-                std::hint::spin_loop();
+                idle_since = Instant::now();
                 continue;
             }
             let mut state = lock(&self.state);
@@ -183,6 +177,28 @@ impl Crew {
             state.helpers_asleep += 1;
             let mut state = wait_timeout(&self.help, state, IDLE);
             state.helpers_asleep -= 1;
+        }
+    }
+
+    /// A request that wants help, if there is one within [`LINGER`].
+    fn look(&self) -> Option<(Arc<Share>, bool)> {
+        self.looking.fetch_add(1, Ordering::SeqCst);
+        let since = Instant::now();
+        loop {
+            if self.asked.load(Ordering::SeqCst) > 0 {
+                let mut state = lock(&self.state);
+                if let Some(found) = state.shares.pop_front() {
+                    self.asked.fetch_sub(1, Ordering::SeqCst);
+                    // Under the lock, so that nobody counts on it for another request.
+                    self.looking.fetch_sub(1, Ordering::SeqCst);
+                    return Some(found);
+                }
+            }
+            if since.elapsed() > LINGER {
+                self.looking.fetch_sub(1, Ordering::SeqCst);
+                return None;
+            }
+            std::hint::spin_loop();
         }
     }
 
@@ -209,9 +225,29 @@ impl Crew {
     }
 }
 
+/// How many helpers to wake, and how many to start, where `count` are asked for, `looking` look for requests and
+/// `asleep` sleep.
+fn called(count: usize, looking: usize, asleep: usize) -> (usize, usize) {
+    let lacking = count.saturating_sub(looking);
+    let wake = lacking.min(asleep);
+    (wake, lacking - wake)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn helpers_that_look_come_before_those_that_sleep_and_those_before_new_ones() {
+        let check = |count, looking, asleep, expected| {
+            assert_eq!(called(count, looking, asleep), expected, "{count} {looking} {asleep}");
+        };
+        check(1, 1, 5, (0, 0));
+        check(1, 0, 5, (1, 0));
+        check(3, 1, 1, (1, 1));
+        check(3, 0, 0, (0, 3));
+        check(2, 7, 0, (0, 0));
+    }
 
     /// A burst comes before the one that sleeps has woken: here it never does.
     #[test]

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use beeline_core::addr::DevicePtr;
 use beeline_sys::cuda::{Context, Entered, Error as CudaError, Lane, Mark, Marking, Owner};
+use beeline_sys::thread::nap;
 
 use super::ordered::Ordered;
 use super::status::{Failure, Outcome};
@@ -53,6 +54,8 @@ pub(super) struct Lanes {
 struct Held {
     lane: Option<Lane>,
     slot: Option<Slot>,
+    /// Where the last piece went.
+    turn: usize,
 }
 
 impl Held {
@@ -227,7 +230,7 @@ impl Lanes {
         let host = Arc::clone(memory.mem());
         let lane = Lane::new(&self.context, registration, host)
             .map_err(|error| Failure::cuda("make a staging lane", &error))?;
-        Ok(Some(Held { lane: Some(lane), slot: Some(slot) }))
+        Ok(Some(Held { lane: Some(lane), slot: Some(slot), turn: 0 }))
     }
 
     /// # Errors
@@ -314,6 +317,15 @@ impl InUse<'_> {
         }
     }
 
+    /// Which of `segments` of the lane's memory the next piece goes to: by turns, also from one request to the next.
+    /// What the device has just read is slower to write again than what has left the CPU's own cache.
+    pub(super) fn turn(&mut self, segments: usize) -> u64 {
+        self.cell.as_mut().map_or(0, |held| {
+            held.turn = (held.turn + 1) % segments.max(1);
+            held.turn as u64
+        })
+    }
+
     /// Gives the lane back although copies may be in flight: waits until they have ended, as long as the
     /// stall timeout, or not at all where `failure` says that a wait has just come to that. A lane whose
     /// copies did not end is put aside, and taken again once they have.
@@ -324,7 +336,7 @@ impl InUse<'_> {
         if self.lane().is_ok_and(|lane| !lane.is_idle()) {
             mark = self.lane().ok().and_then(|lane| lane.enter().ok()?.mark(Marking::Event).ok());
             if let Some(mark) = mark.filter(|_| !waited) {
-                let _ = self.wait(mark);
+                let _ = self.wait(mark, SPIN);
             }
         }
         let lanes = self.lanes;
@@ -365,22 +377,15 @@ impl InUse<'_> {
         let marking = if waiting == Waiting::Word { Marking::Word } else { Marking::Event };
         let mark = entered.mark(marking).map_err(failed)?;
         drop(entered);
-        self.wait(mark)
+        self.wait(mark, SPIN)
     }
 
-    /// Waits until `mark` is reached; `ETIMEDOUT` after the stall timeout.
-    pub(super) fn wait(&mut self, mark: Mark) -> Outcome<()> {
+    /// Waits until `mark` is reached, by looking for as long as `look`, then by naps, each of which costs about 5
+    /// microseconds of CPU; `ETIMEDOUT` after the stall timeout.
+    pub(super) fn wait(&mut self, mark: Mark, look: Duration) -> Outcome<()> {
         let stall = self.lanes.stall;
         let lane = self.lane()?;
         let failed = |error| Failure::cuda("copy between host and device", &error);
-        let mut turns = 0_u32;
-        while turns < 200 {
-            if lane.is_reached(mark).map_err(failed)? {
-                return Ok(());
-            }
-            std::hint::spin_loop();
-            turns += 1;
-        }
         let since = Instant::now();
         let mut checked = since;
         while !lane.is_reached(mark).map_err(failed)? {
@@ -392,7 +397,11 @@ impl InUse<'_> {
             if now - since > stall {
                 return Err(Failure::timeout(format!("a copy did not finish within {stall:?}")));
             }
-            pause(now - since);
+            if now - since > look {
+                nap(NAP);
+            } else {
+                std::hint::spin_loop();
+            }
         }
         Ok(())
     }

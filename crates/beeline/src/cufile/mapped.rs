@@ -27,6 +27,8 @@ use crate::{read_lock, write_lock};
 const WINDOW: u64 = 32 << 20;
 const FILE_WINDOWS_MAX: usize = 64;
 const WINDOWS_MAX: usize = 256;
+/// Bytes that are made ready for writing at once.
+const GRANULE: u64 = 128 << 10;
 /// Smallest request that is written so: below, an ordinary write is as quick.
 const LEN_MIN: u64 = 4096;
 /// How old the file's times may be after a small write beside others.
@@ -56,6 +58,24 @@ pub(super) struct Mapped {
 struct Window {
     memory: FileWindow,
     used: AtomicU64,
+    /// One bit for each [`GRANULE`] that was made ready for writing.
+    ready: [AtomicU64; (WINDOW / GRANULE / 64) as usize],
+}
+
+impl Window {
+    /// Makes the granules of which `[start, start + len)` covers all ready, once: as long as their pages are not
+    /// written to the drive, none of them costs a fault then.
+    fn prepare(&self, start: u64, len: u64) {
+        for granule in start.div_ceil(GRANULE)..(start + len) / GRANULE {
+            let Some(word) = self.ready.get((granule / 64) as usize) else { return };
+            let bit = 1 << (granule % 64);
+            if word.load(Ordering::Relaxed) & bit == 0 {
+                word.fetch_or(bit, Ordering::Relaxed);
+                // Where it cannot be had, the copy says so.
+                let _ = self.memory.populate(granule * GRANULE, GRANULE);
+            }
+        }
+    }
 }
 
 impl Drop for Window {
@@ -115,14 +135,18 @@ impl Mapped {
         if rustix::fs::fcntl_getfl(fd).map_or(true, |flags| flags.intersects(unfit)) {
             return false;
         }
-        let Ok(stat) = rustix::fs::fstat(fd) else { return false };
-        let inside = u64::try_from(stat.st_size).is_ok_and(|size| range.end() <= size);
-        inside
+        Self::is_inside(fd, range)
             && match file.residency_of(range) {
                 Residency::Memory => true,
                 Residency::Cached { bytes, of } => bytes >= of,
                 Residency::Unknown => false,
             }
+    }
+
+    /// Whether the file reaches to the end of `range`.
+    pub(super) fn is_inside(fd: BorrowedFd<'_>, range: ByteRange) -> bool {
+        rustix::fs::fstat(fd)
+            .is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| range.end() <= size))
     }
 
     /// Copies `len` bytes of `from` at `from_offset` to `at` in the file.
@@ -147,6 +171,7 @@ impl Mapped {
                     self.usable.store(false, Ordering::Relaxed);
                 }
             })?;
+            window.prepare(start, n);
             let copied = window.memory.fill(start, n, from, from_offset + done);
             match copied {
                 Ok(copied) if copied == n => done += n,
@@ -203,7 +228,8 @@ impl Mapped {
         let offset = number.checked_mul(WINDOW).ok_or(io::ErrorKind::InvalidInput)?;
         let memory = FileWindow::new(fd, offset, WINDOW as usize)?;
         WINDOWS.fetch_add(1, Ordering::Relaxed);
-        let window = Arc::new(Window { memory, used: AtomicU64::new(now) });
+        let window =
+            Arc::new(Window { memory, used: AtomicU64::new(now), ready: Default::default() });
         windows.insert(number, Arc::clone(&window));
         drop(windows);
         // Unmapped outside the lock, or by who uses it last.

@@ -27,23 +27,30 @@ pub(super) use share::Share;
 
 /// Largest request that one copy serves.
 const SINGLE_MAX: u64 = 128 << 10;
-/// Bytes of a piece. Each copy costs the device several microseconds beside its bytes, so pieces are large,
-/// and smaller only where helpers shall share a medium request.
-const PIECE_SHARED: u64 = 256 << 10;
-const PIECE: u64 = 1 << 20;
-/// Two of these and their edges fill a lane.
-const PIECE_HUGE: u64 = (2 << 20) - (16 << 10);
-/// Largest request that is medium.
+/// Largest request that is medium: shared by two threads, and not where others are active. Each copy costs the device
+/// several microseconds beside its bytes, so pieces are not small; and what a CPU has just written is read from its
+/// cache at half the rate of the link, so that more threads gain little.
 const MEDIUM_MAX: u64 = 2 << 20;
-/// Threads of a medium request, and the size from which a request has twice as many as the setting says.
-const MEDIUM_THREADS: usize = 4;
+const MEDIUM_THREADS: usize = 2;
+const PIECE_MEDIUM: u64 = 256 << 10;
+/// Most helpers of a larger read, and the threads of all requests together beyond which they gain nothing: one
+/// core reads 7 GB/s out of the page cache.
+const LARGE_HELPERS: usize = 5;
+const LARGE_THREADS: usize = 12;
+/// Four of these fill a lane.
+const PIECE_LARGE: u64 = 1020 << 10;
+/// The size from which a request has twice as many threads as the setting says; two of its pieces and their edges
+/// fill a lane.
 const HUGE_MIN: u64 = 64 << 20;
-/// Bytes of a piece that is read past the page cache.
+const PIECE_HUGE: u64 = (2 << 20) - (16 << 10);
+/// Threads beyond which a link to one device is not filled any better.
+const HUGE_THREADS: usize = 16;
+/// Most and fewest bytes of a piece that is read past the page cache, and of an ordinary write.
 const PIECE_DIRECT: u64 = 1 << 20;
+const PIECE_DIRECT_MIN: u64 = 256 << 10;
+const PIECE: u64 = 1 << 20;
 /// Requests below this are read through the page cache without asking where their bytes are.
 const PROBE_MIN: u64 = 64 << 10;
-/// Pieces one thread keeps in flight.
-const IN_FLIGHT: usize = 4;
 /// Alignment of pieces in a lane, enough for every drive.
 const SEGMENT_ALIGN: u64 = 4096;
 
@@ -81,29 +88,36 @@ pub(super) fn read(
     let way = Way::choose(means, handle, lanes, at, len);
     let active = means.crew.enter();
     let cold = matches!(way, Way::Asked(_));
-    let most = match len {
-        _ if means.parallel <= 1 => 0,
-        ..=MEDIUM_MAX if cold => means.parallel - 1,
+    let most = means.parallel.saturating_sub(1);
+    let helpers = match len {
+        _ if most == 0 => 0,
+        ..=MEDIUM_MAX if cold => most,
         ..=MEDIUM_MAX => active.alone_helpers(MEDIUM_THREADS.min(means.parallel) - 1),
-        HUGE_MIN.. => active.fair_helpers(2 * means.parallel - 1),
-        _ => active.fair_helpers(means.parallel - 1),
+        HUGE_MIN.. => active.fair_helpers(2 * most + 1, HUGE_THREADS),
+        _ if cold => active.fair_helpers(most, HUGE_THREADS),
+        _ => active.fair_helpers(LARGE_HELPERS.min(most), LARGE_THREADS),
     };
-    if !cold && len <= MEDIUM_MAX && most == 0 {
+    if !cold && len <= MEDIUM_MAX && helpers == 0 {
         // Beside others, one read and one copy cost least of all.
         return read_single(handle, lanes, target.device_ptr(), at, len);
     }
-    let together = !cold && len <= MEDIUM_MAX;
     let piece = match len {
-        _ if cold => PIECE_DIRECT.min((len / 4).next_multiple_of(SEGMENT_ALIGN)).max(PIECE_SHARED),
-        ..=MEDIUM_MAX => PIECE_SHARED,
+        _ if cold => {
+            PIECE_DIRECT.min((len / 4).next_multiple_of(SEGMENT_ALIGN)).max(PIECE_DIRECT_MIN)
+        }
+        ..=MEDIUM_MAX => piece_medium(len),
         HUGE_MIN.. => PIECE_HUGE,
-        _ => PIECE,
+        _ => PIECE_LARGE,
     };
     let range = ByteRange { start: at, len };
     let share = Share::new((handle, lanes), way, target.device_ptr(), range, piece);
-    let read = if together { share.run_together(means, most) } else { share.run(means, most) };
     // Reads are never refused.
-    read.map(Option::unwrap_or_default)
+    share.run(means, helpers).map(Option::unwrap_or_default)
+}
+
+/// Bytes of a piece of a medium request.
+const fn piece_medium(len: u64) -> u64 {
+    if len <= 2 * PIECE_MEDIUM { PIECE_MEDIUM / 2 } else { PIECE_MEDIUM }
 }
 
 /// Writes `len` bytes to `at`; answers how many were written, less than `len` only where the file took

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use beeline_core::addr::{ByteRange, DevicePtr};
 use beeline_sys::cuda::Mark;
@@ -14,13 +15,16 @@ use super::super::lanes::{Copy, InUse, Lanes};
 use super::super::mapped::Mapped;
 use super::super::status::Outcome;
 use super::share::{Share, Way};
-use super::{HUGE_MIN, IN_FLIGHT, MEDIUM_MAX, Means, PIECE, SINGLE_MAX, failed};
+use super::{HUGE_MIN, HUGE_THREADS, MEDIUM_MAX, Means, PIECE, SINGLE_MAX, failed, piece_medium};
 
-/// Bytes of a piece of a mapped write, of a medium and of a large one.
-const MAPPED_SHARED: u64 = 128 << 10;
+/// Bytes of a piece of a large mapped write.
 const MAPPED_PIECE: u64 = 512 << 10;
+/// How long a thread looks at a copy before it naps.
+const LOOK: Duration = Duration::from_micros(25);
+/// Pieces of an ordinary write that are copied ahead.
+const IN_FLIGHT: usize = 4;
 /// Most helpers of a mapped write. One thread fills the page cache with 5 to 10 GB/s.
-const HELPERS_MEDIUM: usize = 2;
+const HELPERS_MEDIUM: usize = 1;
 const HELPERS: usize = 3;
 const HELPERS_HUGE: usize = 7;
 
@@ -63,8 +67,8 @@ fn write_mapped(
     let active = (!small).then(|| means.crew.enter());
     let helpers = active.as_ref().map_or(0, |active| match range.len {
         ..=MEDIUM_MAX => active.alone_helpers(HELPERS_MEDIUM.min(means.parallel - 1)),
-        HUGE_MIN.. => active.fair_helpers(HELPERS_HUGE.min(2 * means.parallel - 1)),
-        _ => active.fair_helpers(HELPERS.min(means.parallel - 1)),
+        HUGE_MIN.. => active.fair_helpers(HELPERS_HUGE.min(2 * means.parallel - 1), HUGE_THREADS),
+        _ => active.fair_helpers(HELPERS.min(means.parallel - 1), HUGE_THREADS),
     });
     let fits = |mapped: &Mapped| mapped.fits(handle.data(), &handle.file, range);
     if (helpers == 0 && !crowded) || !handle.mapped.as_ref().is_some_and(fits) {
@@ -73,14 +77,11 @@ fn write_mapped(
     if helpers == 0 && range.len <= PIECE {
         return write_single(handle, lanes, from, range);
     }
-    let piece = if range.len <= MEDIUM_MAX { MAPPED_SHARED } else { MAPPED_PIECE };
+    let piece = if range.len <= MEDIUM_MAX { piece_medium(range.len) } else { MAPPED_PIECE };
     let share = Share::new((handle, lanes), Way::Write, from, range, piece);
-    let whole = if range.len <= MEDIUM_MAX {
-        share.run_together(means, helpers)
-    } else {
-        share.run(means, helpers)
-    };
-    Ok(whole?.is_some())
+    let whole = share.run(means, helpers)?.is_some();
+    // Cut meanwhile: what was written through a mapping is gone, and `write` would have made the file longer.
+    Ok(whole && Mapped::is_inside(handle.data(), range))
 }
 
 /// One copy, one fill.
@@ -129,7 +130,7 @@ fn write_pieces(
     let (mut started, mut done, mut place) = (0, 0, 0);
     if len <= piece {
         held.copy(Copy { into: false, device: from, at: 0, len })?;
-        return write_cached(handle, held.lane()?, 0, at, len)
+        return write_cached(handle, held.lane()?.host(), 0, at, len)
             .map_err(|error| failed("write", handle, at, len, &error));
     }
     while done < len {
@@ -143,8 +144,8 @@ fn write_pieces(
             started += n;
         }
         let Some((in_lane, n, mark)) = flying.pop_front() else { break };
-        held.wait(mark)?;
-        let written = write_cached(handle, held.lane()?, in_lane, at + done, n);
+        held.wait(mark, LOOK)?;
+        let written = write_cached(handle, held.lane()?.host(), in_lane, at + done, n);
         match written {
             Ok(written) => {
                 done += written;
@@ -161,14 +162,14 @@ fn write_pieces(
 
 fn write_cached(
     handle: &Handle,
-    lane: &beeline_sys::cuda::Lane,
+    memory: &HostMem,
     from: u64,
     at: u64,
     len: u64,
 ) -> io::Result<u64> {
     let mut done = 0;
     while done < len {
-        match sys::pwrite(handle.data(), lane.host(), from + done, len - done, at + done) {
+        match sys::pwrite(handle.data(), memory, from + done, len - done, at + done) {
             Ok(0) => break,
             Ok(n) => done += n,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -17,11 +17,19 @@ use super::super::handle::{Handle, Routes};
 use super::super::lanes::{Copy, InUse, Lanes};
 use super::super::status::{Failure, Outcome};
 use super::out::fill;
-use super::{IN_FLIGHT, Means, PROBE_MIN, SEGMENT_ALIGN, failed, read_cached, read_rest};
+use super::{MEDIUM_MAX, Means, PROBE_MIN, SEGMENT_ALIGN, failed, read_cached, read_rest};
 use crate::lock;
 
+/// Pieces that one thread keeps in flight.
+const IN_FLIGHT: usize = 4;
 /// Pieces of a write that one thread keeps in flight: the copies are much quicker than what follows them.
 const WRITES_IN_FLIGHT: usize = 2;
+/// How long a thread looks at a copy before it naps: of a medium request as long as its last copies take; of a large
+/// one hardly, since other copies are before it.
+const LOOK_MEDIUM: Duration = Duration::from_micros(40);
+const LOOK: Duration = Duration::from_micros(5);
+/// How often the caller looks whether helpers are done before it sleeps: for some 30 microseconds.
+const JOIN_TURNS: u32 = 600;
 
 /// A large read or a mapped write, shared by the threads that carry it out.
 pub(in super::super) struct Share {
@@ -33,6 +41,7 @@ pub(in super::super) struct Share {
     len: u64,
     piece: u64,
     pieces: u64,
+    /// The first piece that nobody has taken yet.
     next: AtomicU64,
     /// Where the data ends, from `at`: the file may be shorter than asked for.
     end: AtomicU64,
@@ -42,8 +51,6 @@ pub(in super::super) struct Share {
     stop: AtomicBool,
     /// A mapping could not be written: all is to be written again, the ordinary way.
     refused: AtomicBool,
-    /// The caller's staging memory, where all pieces go into it and are copied at once.
-    common: Option<Arc<HostMem>>,
 }
 
 impl Share {
@@ -70,72 +77,20 @@ impl Share {
             caller: std::thread::current(),
             stop: AtomicBool::new(false),
             refused: AtomicBool::new(false),
-            common: None,
         }
     }
 
-    /// The whole request lies in the caller's lane, which threads fill or empty side by side, and one copy
-    /// carries it all. Answers as [`Self::run`].
-    pub(super) fn run_together(mut self, means: Means<'_>, most: usize) -> Outcome<Option<u64>> {
-        let lanes = Arc::clone(&self.lanes);
-        let mut held = lanes.acquire()?;
-        self.common = Some(Arc::clone(held.lane()?.host()));
-        let writes = matches!(self.way, Way::Write);
-        let copy = Copy { into: !writes, device: self.to, at: 0, len: self.len };
-        if writes && let Err(failure) = held.copy(copy) {
-            held.settle(Some(&failure));
-            return Err(failure);
-        }
-        let share = Arc::new(self);
-        means.crew.enlist(&share, most, false);
-        if let Err(failure) = share.work_together() {
-            share.fail(failure);
-        }
-        share.join();
-        if let Some(failure) = lock(&share.failed).take() {
-            return Err(failure);
-        }
-        let n = share.end.load(Ordering::SeqCst);
-        if writes {
-            return Ok((!share.refused.load(Ordering::SeqCst)).then_some(n));
-        }
-        Routes::count(&share.handle.routes.cached, n);
-        if n > 0
-            && let Err(failure) = held.copy(Copy { len: n, ..copy })
-        {
-            held.settle(Some(&failure));
-            return Err(failure);
-        }
-        Ok(Some(n))
-    }
-
-    /// Takes pieces and reads them to their places in the common memory, or writes them from there.
-    fn work_together(&self) -> Outcome<()> {
-        let Some(host) = &self.common else { return Ok(()) };
-        while let Some(piece) = self.claim() {
-            let start = piece * self.piece;
-            let len = self.piece.min(self.len - start);
-            if matches!(self.way, Way::Write) {
-                self.write_piece(host, (start, start), len);
-                continue;
-            }
-            let n = read_cached(&self.handle, host, start, self.at + start, len)?;
-            if n < len {
-                self.end.fetch_min(start + n, Ordering::SeqCst);
-            }
-        }
-        Ok(())
-    }
-
-    /// Carries the request out with up to `most` helpers; answers how many bytes the file had, for a write
+    /// Carries the request out with up to `helpers` helpers; answers how many bytes the file had, for a write
     /// `None` where the mappings refused some.
-    pub(super) fn run(self, means: Means<'_>, most: usize) -> Outcome<Option<u64>> {
+    pub(super) fn run(self, means: Means<'_>, helpers: usize) -> Outcome<Option<u64>> {
         let force = means.force_direct || self.handle.direct_only;
-        let helpers = usize::try_from(self.pieces - 1).unwrap_or(usize::MAX);
         let share = Arc::new(self);
-        means.crew.enlist(&share, helpers.min(most), force);
+        // The caller's own first: it needs no help where that is all.
+        let first = share.claim();
+        let left = usize::try_from(share.pieces - 1).unwrap_or(usize::MAX);
+        means.crew.enlist(&share, helpers.min(left), force);
         let worked = match share.lanes.acquire() {
-            Ok(held) => share.work(held, force),
+            Ok(held) => share.work(held, first, force),
             Err(failure) => Err(failure),
         };
         if let Err(failure) = worked {
@@ -153,10 +108,9 @@ impl Share {
     pub(in super::super) fn help(&self, force: bool) {
         self.busy.fetch_add(1, Ordering::SeqCst);
         // Looked at after `busy`: the caller leaves only when nobody is busy and no piece is left.
-        if self.next.load(Ordering::SeqCst) < self.pieces && !self.stop.load(Ordering::SeqCst) {
-            let worked = match self.lane_to_help() {
-                _ if self.common.is_some() => self.work_together(),
-                Ok(Some(held)) => self.work(held, force),
+        if self.wants_help() && !self.stop.load(Ordering::SeqCst) {
+            let worked = match self.lanes.try_acquire() {
+                Ok(Some(held)) => self.work(held, None, force),
                 Ok(None) => Ok(()),
                 Err(_) => Ok(()), // The caller has a lane, or says why it has none.
             };
@@ -169,13 +123,9 @@ impl Share {
         }
     }
 
-    fn lane_to_help(&self) -> Outcome<Option<InUse<'_>>> {
-        if self.common.is_some() { Ok(None) } else { self.lanes.try_acquire() }
-    }
-
     /// Whether there is still something to help with.
     pub(in super::super) fn wants_help(&self) -> bool {
-        self.next.load(Ordering::Relaxed) < self.pieces
+        self.next.load(Ordering::SeqCst) < self.pieces
     }
 
     fn fail(&self, failure: Failure) {
@@ -191,7 +141,7 @@ impl Share {
         let mut turns = 0_u32;
         while self.busy.load(Ordering::SeqCst) > 0 {
             turns += 1;
-            if turns < 4000 {
+            if turns < JOIN_TURNS {
                 std::hint::spin_loop();
             } else {
                 // Helpers end with their piece; the timeout only guards against a lost wake-up.
@@ -200,20 +150,27 @@ impl Share {
         }
     }
 
-    fn claim(&self) -> Option<u64> {
+    /// Takes the next piece: where it starts in the request, and its length.
+    fn claim(&self) -> Option<(u64, u64)> {
         if self.stop.load(Ordering::SeqCst) {
             return None;
         }
         let piece = self.next.fetch_add(1, Ordering::SeqCst);
-        (piece < self.pieces && piece * self.piece < self.end.load(Ordering::Relaxed))
-            .then_some(piece)
+        let start = (piece < self.pieces).then(|| piece * self.piece)?;
+        let len = self.piece.min(self.len - start);
+        (start < self.end.load(Ordering::Relaxed)).then_some((start, len))
     }
 
-    /// Takes pieces until none is left, reading one while others are copied.
-    fn work(&self, mut held: InUse<'_>, force: bool) -> Outcome<()> {
+    /// How long a thread looks at the mark of a copy before it naps.
+    fn look(&self) -> Duration {
+        if self.len <= MEDIUM_MAX { LOOK_MEDIUM } else { LOOK }
+    }
+
+    /// Takes pieces until none is left, reading one while others are copied; `first` is taken already.
+    fn work(&self, mut held: InUse<'_>, first: Option<(u64, u64)>, force: bool) -> Outcome<()> {
         let outcome = match self.way {
-            Way::Write => self.write_in(&mut held),
-            _ => self.work_in(&mut held, force),
+            Way::Write => self.write_in(&mut held, first),
+            _ => self.read_in(&mut held, first, force),
         };
         if let Err(failure) = &outcome {
             held.settle(Some(failure));
@@ -221,24 +178,25 @@ impl Share {
         outcome
     }
 
-    fn work_in(&self, held: &mut InUse<'_>, force: bool) -> Outcome<()> {
+    fn read_in(&self, held: &mut InUse<'_>, first: Option<(u64, u64)>, force: bool) -> Outcome<()> {
         // A direct read may start up to a block early and end a block late.
-        let segment = align_up(self.piece + 2 * self.handle.file.direct_block(), SEGMENT_ALIGN)
-            .unwrap_or(self.piece);
-        let segments =
-            usize::try_from(held.lane()?.room() / segment).unwrap_or(1).clamp(1, IN_FLIGHT);
-        let mut flying: VecDeque<Mark> = VecDeque::with_capacity(segments);
-        let mut place = 0;
-        while let Some(piece) = self.claim() {
-            if flying.len() == segments
+        let edges = match self.way {
+            Way::Asked(_) => 2 * self.handle.file.direct_block(),
+            _ => 0,
+        };
+        let segment = align_up(self.piece + edges, SEGMENT_ALIGN).unwrap_or(self.piece);
+        let segments = usize::try_from(held.lane()?.room() / segment).unwrap_or(1).max(1);
+        let most = segments.min(IN_FLIGHT);
+        let mut flying: VecDeque<Mark> = VecDeque::with_capacity(most);
+        let mut next = first;
+        while let Some((start, len)) = next.take().or_else(|| self.claim()) {
+            if flying.len() == most
                 && let Some(first) = flying.pop_front()
             {
-                held.wait(first)?;
+                held.wait(first, self.look())?;
             }
-            let from = place as u64 * segment;
-            place = (place + 1) % segments;
-            let start = piece * self.piece;
-            let want = ByteRange { start: self.at + start, len: self.piece.min(self.len - start) };
+            let from = held.turn(segments) * segment;
+            let want = ByteRange { start: self.at + start, len };
             let (skip, n) = self.fill(held, from, want, force)?;
             if n < want.len {
                 self.end.fetch_min(start + n, Ordering::SeqCst);
@@ -250,36 +208,35 @@ impl Share {
             }
         }
         match flying.pop_back() {
-            Some(last) => held.wait(last),
+            Some(last) => held.wait(last, self.look()),
             None => Ok(()),
         }
     }
 
     /// Takes pieces until none is left, copying one out of the device while another is written.
-    fn write_in(&self, held: &mut InUse<'_>) -> Outcome<()> {
+    fn write_in(&self, held: &mut InUse<'_>, first: Option<(u64, u64)>) -> Outcome<()> {
         let segments = usize::try_from(held.lane()?.room() / self.piece).unwrap_or(1);
-        let segments = segments.clamp(1, WRITES_IN_FLIGHT);
-        let mut flying: VecDeque<(u64, u64, Mark)> = VecDeque::with_capacity(segments);
-        let mut place = 0;
+        let segments = segments.max(1);
+        let most = segments.min(WRITES_IN_FLIGHT);
+        let mut flying: VecDeque<(u64, u64, u64, Mark)> = VecDeque::with_capacity(most);
+        let mut next = first;
         loop {
-            while flying.len() < segments
-                && let Some(piece) = self.claim()
+            while flying.len() < most
+                && let Some((start, len)) = next.take().or_else(|| self.claim())
             {
-                let (start, into) = (piece * self.piece, place as u64 * self.piece);
-                place = (place + 1) % segments;
+                let into = held.turn(segments) * self.piece;
                 let device = self.to.checked_add(start).unwrap_or(self.to);
-                let len = self.piece.min(self.len - start);
                 let mark = held.start(Copy { into: false, device, at: into, len })?;
-                flying.push_back((start, into, mark));
+                flying.push_back((start, len, into, mark));
             }
-            let Some((start, from, mark)) = flying.pop_front() else { return Ok(()) };
-            held.wait(mark)?;
-            self.write_piece(held.lane()?.host(), (from, start), self.piece.min(self.len - start));
+            let Some((start, len, from, mark)) = flying.pop_front() else { return Ok(()) };
+            held.wait(mark, self.look())?;
+            self.write_piece(held.lane()?.host(), from, (start, len));
         }
     }
 
-    /// Writes a piece that lies at `from` in `memory`, and starts at `start` of the request.
-    fn write_piece(&self, memory: &HostMem, (from, start): (u64, u64), len: u64) {
+    /// Writes a piece of the request that lies at `from` in `memory`.
+    fn write_piece(&self, memory: &HostMem, from: u64, (start, len): (u64, u64)) {
         let range = ByteRange { start: self.at + start, len };
         let first = (start == 0).then_some(self.len);
         if let Err(error) = fill(&self.handle, memory, from, range, first) {
