@@ -53,6 +53,7 @@ pub(crate) fn run(args: &[String]) -> Outcome {
     let mut modules = vec![
         ("move".to_owned(), "move.cu", vec![("compute_80", None)]),
         ("peer".to_owned(), "peer.cu", vec![("compute_80", None)]),
+        ("stage".to_owned(), "stage.cu", vec![("compute_70", None)]),
     ];
     for (name, architecture) in TYPES {
         for operator in OPERATORS {
@@ -74,7 +75,7 @@ pub(crate) fn run(args: &[String]) -> Outcome {
         }
     }
     if different.is_empty() {
-        println!("{} modules", 2 + TYPES.len() * OPERATORS.len());
+        println!("{} modules", 3 + TYPES.len() * OPERATORS.len());
         return if check { Ok(()) } else { machine_code(&folder, false) };
     }
     Err(format!("kernels/ptx is not what the sources give: {}", different.join(" ")))
@@ -148,18 +149,18 @@ const ASSEMBLER: &str = "V13.0.88";
 /// Says of which PTX each file of machine code was made: a check that needs no assembler.
 const ORIGINS: &str = "sm_90/origins.txt";
 
-/// Modules of collectives: those that have machine code too.
-fn collectives() -> Vec<String> {
+/// Modules that have machine code too: those of collectives, and of requests in stream order.
+fn assembled() -> Vec<String> {
     let reductions = TYPES.iter().flat_map(|(name, _)| {
         OPERATORS.iter().map(move |operator| format!("{name}-{operator}").to_lowercase())
     });
-    std::iter::once("move".to_owned()).chain(reductions).collect()
+    ["move", "stage"].map(str::to_owned).into_iter().chain(reductions).collect()
 }
 
 /// What the committed PTX is now, a line a module.
 fn origins(folder: &Path) -> Result<String, String> {
     let mut all = String::new();
-    for module in collectives() {
+    for module in assembled() {
         let place = folder.join(format!("ptx/{module}.ptx"));
         let text = fs::read(&place).map_err(|error| format!("{}: {error}", place.display()))?;
         // FNV-1a: against what somebody forgot, not against an enemy.
@@ -171,7 +172,7 @@ fn origins(folder: &Path) -> Result<String, String> {
     Ok(all)
 }
 
-/// Writes, or compares, the machine code of all collectives for compute capability 9.0, made of the committed PTX.
+/// Writes, or compares, the machine code of all modules in use for compute capability 9.0, made of the committed PTX.
 fn machine_code(folder: &Path, check: bool) -> Outcome {
     let origins = origins(folder)?;
     if check && fs::read_to_string(folder.join(ORIGINS)).ok() != Some(origins.clone()) {
@@ -192,7 +193,7 @@ fn machine_code(folder: &Path, check: bool) -> Outcome {
     fs::create_dir_all(&work).map_err(fail)?;
     fs::create_dir_all(folder.join("sm_90")).map_err(fail)?;
     let mut different = Vec::new();
-    for module in collectives() {
+    for module in assembled() {
         // The same names for all, in a folder of their own: nothing of the place is in what comes out.
         let ptx = fs::read_to_string(folder.join(format!("ptx/{module}.ptx")))
             .map_err(|e| e.to_string())?;
@@ -231,13 +232,18 @@ fn machine_code(folder: &Path, check: bool) -> Outcome {
 /// The text of a collective's module for compute capability 9.0, with the instructions that only it has: behind marks in the
 /// committed one (`after_earlier` and `admit_next` of `kernels/beeline/device.cuh`).
 fn for_9_0(ptx: &str) -> Result<String, String> {
-    const MARKS: [&str; 2] =
-        ["//sm_90 griddepcontrol.wait;", "//sm_90 griddepcontrol.launch_dependents;"];
+    const WAIT: &str = "//sm_90 griddepcontrol.wait;";
+    const ADMIT: &str = "//sm_90 griddepcontrol.launch_dependents;";
     // The library launches its kernels of packets and of lines so that they need them.
-    for entry in ptx.split(".entry ").skip(1) {
-        let early = ["bl_ll_", "bl_line_"].iter().any(|name| entry.starts_with(name));
-        if let Some(missing) = MARKS.iter().find(|mark| early && !entry.contains(**mark)) {
-            return Err(format!("a kernel of packets or lines is without {missing}"));
+    let early = |entry: &&str| ["bl_ll_", "bl_line_"].iter().any(|name| entry.starts_with(name));
+    for entry in ptx.split(".entry ").skip(1).filter(early) {
+        let name = entry.split('(').next().unwrap_or_default();
+        let Some((before, after)) = entry.split_once(WAIT) else {
+            return Err(format!("{name} does not wait for the kernel before it"));
+        };
+        let touches = |line: &str| line.contains(".global") || line.contains("call");
+        if before.contains(ADMIT) || before.lines().any(touches) || !after.contains(ADMIT) {
+            return Err(format!("{name} touches memory, or lets the next start, before its wait"));
         }
     }
     Ok(ptx.replace("//sm_90 ", "").replace(".target sm_80", ".target sm_90"))

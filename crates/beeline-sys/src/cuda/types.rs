@@ -73,6 +73,7 @@ impl DeviceAttribute {
     pub const ASYNC_ENGINE_COUNT: Self = Self(40);
     pub const COMPUTE_CAPABILITY_MAJOR: Self = Self(75);
     pub const COMPUTE_CAPABILITY_MINOR: Self = Self(76);
+    pub const CONCURRENT_MANAGED_ACCESS: Self = Self(89);
     pub const CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: Self = Self(91);
     pub const HOST_REGISTER_SUPPORTED: Self = Self(99);
     pub const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: Self = Self(102);
@@ -154,6 +155,13 @@ pub(super) struct LaunchAttribute {
     unused: u32,
     value: [u32; 16],
 }
+
+const _: () = {
+    use std::mem::offset_of;
+    assert!(size_of::<LaunchConfig>() == 56 && size_of::<LaunchAttribute>() == 72);
+    assert!(offset_of!(LaunchConfig, stream) == 32 && offset_of!(LaunchConfig, attributes) == 40);
+    assert!(offset_of!(LaunchConfig, count) == 48 && offset_of!(LaunchAttribute, value) == 8);
+};
 
 impl LaunchAttribute {
     /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: blocks may start while the kernel before in the stream still

@@ -255,11 +255,11 @@ impl Executor {
         matches!(self, Self::Staged(_))
     }
 
-    /// Queues `batch` in `stream`.
-    pub(crate) fn enqueue(&mut self, batch: &Batch, stream: &Stream) -> Result<Ends> {
+    /// Queues `batch` in `stream`. How its end is seen; `None` where there was nothing to queue.
+    pub(crate) fn enqueue(&mut self, batch: &Batch, stream: &Stream) -> Result<Option<Ends>> {
         match self {
             Self::Cuda(cuda) => cuda.enqueue(batch, stream),
-            Self::Staged(staged) => staged.enqueue(batch, stream).map(|()| Ends::Event),
+            Self::Staged(staged) => staged.enqueue(batch, stream).map(|()| Some(Ends::Event)),
         }
     }
 
