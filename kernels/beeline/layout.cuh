@@ -64,7 +64,7 @@ struct Comm {
     u64 line_at;   // offset of the lines in every window: [source][slot][block]
     u32 line_span; // bytes of data that a block carries to a peer in one message of lines, whole groups; 0: none
     // 1: every block of packets or lines adds one to AT_DONE when it is done, for good or not; 0 in graphs, whose replays
-    // the host does not count.
+    // the host does not count, in streams of the library's own, and where streams cannot wait for it.
     u32 counted;
     u32 admits; // when blocks of the next kernel may start, below
     u32 unused;

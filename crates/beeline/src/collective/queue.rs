@@ -96,10 +96,7 @@ impl Queue {
         if let Some(open) = &mut self.open {
             // One that fails may have queued a part.
             let new = queued.as_ref().map_or(Some(Ends::Event), |ends| *ends);
-            open.ends = match (open.ends, new) {
-                (Some(Ends::Event), _) | (_, Some(Ends::Event)) => Some(Ends::Event),
-                (old, new) => new.or(old),
-            };
+            open.ends = Ends::both(open.ends, new);
         }
         queued.map(drop)
     }
@@ -236,4 +233,26 @@ const CAPTURING: &str = "stream-capturing";
 /// Between a graph and what is outside of it the program keeps the order, as with CUDA itself.
 fn unless_capturing(error: Error) -> Result<()> {
     if error.code() == CAPTURING { Ok(()) } else { Err(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_that_one_call_needs_stands_behind_all() {
+        let (event, counted) = (Some(Ends::Event), |blocks| Some(Ends::Counted(blocks)));
+        for (first, second, both) in [
+            (None, None, None),
+            (None, counted(7), counted(7)),
+            // What queues nothing changes nothing.
+            (counted(7), None, counted(7)),
+            (event, None, event),
+            (counted(7), counted(9), counted(9)),
+            (event, counted(9), event),
+            (counted(7), event, event),
+        ] {
+            assert_eq!(Ends::both(first, second), both, "{first:?}, {second:?}");
+        }
+    }
 }
