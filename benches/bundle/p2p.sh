@@ -60,6 +60,7 @@ for part in "$@"; do
     p2p) with "$ours" 60 ./beeline bench p2p ;;
     some)
         with "$ours" 40 ./kernels-bench ptx some
+        with "$ours" 60 "$tests/order"
         for name in all_reduce all_gather reduce_scatter broadcast sendrecv alltoall; do
             echo "-- $name -g 2"
             with "$ours" 20 "$tests/${name}_perf" -b 4 -e 64M -f 13 -d float -c 1 -n 2 -w 1 -g 2 | tail -11

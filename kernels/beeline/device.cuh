@@ -98,6 +98,16 @@ DEVICE u64 now_ns() {
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
     return t;
 }
+// Kernels may start before what was queued before them has ended (programmatic dependent launch), where they are machine
+// code for compute capability 9.0: `cargo xtask kernels` makes instructions of these two marks there. Elsewhere, and
+// where they are launched without asking for it, a kernel begins when the one before has ended.
+//
+// Waits for the end of what was queued before; its writes are seen then.
+DEVICE void after_earlier() { asm volatile("//sm_90 griddepcontrol.wait;" ::: "memory"); }
+// Once every block has come here, blocks of the next kernel may start, as far as there is room for them.
+DEVICE void admit_next() { asm volatile("//sm_90 griddepcontrol.launch_dependents;" ::: "memory"); }
+// Adds one, after everything that this thread has written, and what it knows that others have.
+DEVICE void count_up(u64 at) { asm volatile("red.release.sys.global.add.u32 [%0], 1;" ::"l"(at) : "memory"); }
 // Barrier `id` of the `threads` that come to it (whole warps).
 DEVICE void barrier(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

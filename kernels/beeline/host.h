@@ -17,6 +17,11 @@
 #define OUTLINE inline
 #define UNLIKELY(c) (c)
 
+// Of a kernel that may start early: the threads that have not waited yet, and how often one of those touched memory. A test
+// sets the first where its kernels must wait.
+inline thread_local bool host_unready[1024];
+inline std::atomic<u32> host_too_early{0}, host_admissions{0};
+
 #ifdef BEELINE_FIBERS
 #include "../emulate/fibers.h"
 #else
@@ -116,8 +121,14 @@ inline void relax() { HostWarp::here()->turn(); }
 // Faults: a mutation of the protocol that a test must notice.
 inline std::atomic<int> host_fault{0};
 
+inline void host_touch() {
+    if (host_unready[host_thread % 1024]) host_too_early++;
+}
+inline void after_earlier() { host_unready[host_thread % 1024] = false; }
+inline void admit_next() { host_touch(), host_admissions++; }
 template <class W>
 inline std::atomic<W> &host_word(u64 at) {
+    host_touch();
     return *reinterpret_cast<std::atomic<W> *>(at);
 }
 // Torn between its halves, as the device may do it.
@@ -144,6 +155,7 @@ inline u32 swap_if_zero(u64 at, u32 v) {
     host_word<u32>(at).compare_exchange_strong(old, v);
     return old;
 }
+inline void count_up(u64 at) { host_word<u32>(at).fetch_add(1, std::memory_order_release); }
 inline u64 now_ns() { return (u64)std::chrono::steady_clock::now().time_since_epoch().count(); }
 // The flag of a line goes last and is looked at first.
 inline void store_line(u64 at, Quad v, bool flag) {
@@ -166,12 +178,14 @@ inline u32 block_index() { return host_block_index; }
 
 template <class W>
 inline W load(u64 at) {
+    host_touch();
     W v;
     memcpy(&v, (const void *)at, sizeof v);
     return v;
 }
 template <class W>
 inline void store(u64 at, W v) {
+    host_touch();
     memcpy((void *)at, &v, sizeof v);
 }
 template <class A, class B>

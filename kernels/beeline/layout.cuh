@@ -27,11 +27,13 @@ struct Counters {
 constexpr u64 AT_FAILED = 0;                                                            // u32
 constexpr u64 AT_POISON = 64;                                                           // u32: 1 + the rank that failed
 constexpr u64 AT_CALLS = 128;                                                           // Counters [peer]: headers
+constexpr u64 AT_DONE = 704;                                                            // u32: see Comm::counted
 constexpr u64 AT_HEADERS = 1024;                                                        // packets [peer][HEADERS][2]
 constexpr u64 AT_LL_COUNTERS = AT_HEADERS + (u64)RANKS_MAX * HEADERS * 32;              // [block][peer]
 constexpr u64 AT_PUSH_COUNTERS = AT_LL_COUNTERS + (u64)LL_BLOCKS_MAX * RANKS_MAX * 16;  // [block][peer]
 constexpr u64 AT_PUSH_FLAGS = AT_PUSH_COUNTERS + (u64)PUSH_BLOCKS * RANKS_MAX * 16;      // u32 [block][peer][slot]
 constexpr u64 AT_LL = 131072;                                                           // [source][slot][block] regions
+static_assert(AT_CALLS + RANKS_MAX * 16 <= 512 && AT_DONE + 4 <= AT_HEADERS, "words of the first page overlap");
 static_assert(AT_PUSH_FLAGS + (u64)PUSH_BLOCKS * RANKS_MAX * PUSH_SLOTS * 4 <= AT_LL, "counters overlap the packets");
 
 // What a failing kernel writes to host memory; `code` last.
@@ -61,8 +63,18 @@ struct Comm {
     u32 ll_blocks; // of a low-latency kernel at most, a power of two: fewer where there are many ranks
     u64 line_at;   // offset of the lines in every window: [source][slot][block]
     u32 line_span; // bytes of data that a block carries to a peer in one message of lines, whole groups; 0: none
+    // 1: every block of packets or lines adds one to AT_DONE when it is done, for good or not; 0 in graphs, whose replays
+    // the host does not count, in streams of the library's own, and where streams cannot wait for it.
+    u32 counted;
+    u32 admits; // when blocks of the next kernel may start, below
     u32 unused;
 };
+
+// What waits early takes room, which another stream's kernel may need that a peer waits for. So a kernel of few blocks lets the
+// next one start at once: several such fit. Others do so in each block once it has heard from every peer that it takes from, or
+// has nothing left to wait for: when all of a kernel's blocks have come to that, all blocks that they still wait for have started,
+// so that it ends without any more room for anybody.
+enum { ADMIT_NEVER = 0, ADMIT_AT_ONCE = 1, ADMIT_HEARD = 2 };
 
 // What a rank sends to one peer and receives from it; itself among them (a local copy).
 struct Part {
@@ -92,5 +104,5 @@ DEVICE u64 at_ll(u32 ll_blocks, u32 source, u32 dest, u32 slot, u32 block) {
 }
 // Each block of a low-latency kernel carries 1 << this of `bytes` to a peer: the same on both sides.
 DEVICE u32 ll_shift(const Comm &c, u64 bytes) {
-    return bytes <= (u64)c.ll_blocks << 12 ? 12 : 13;
+    return bytes <= (u64)c.ll_blocks << 11 ? 11 : bytes <= (u64)c.ll_blocks << 12 ? 12 : 13;
 }

@@ -15,10 +15,19 @@ constexpr u32 LINE_DATA = 120;
 constexpr u32 LINE_GROUP = 4 * LINE_DATA; // what a warp carries at once
 constexpr u32 LINE_SPAN_MIN = 8 * LINE_GROUP;
 constexpr u32 LINE_SENDERS_MAX = 4; // warps
-constexpr int LINE_AT_ONCE = 4;     // groups that a sending warp reads before it stores
+constexpr u64 LINE_OWN_MAX = 16384; // bytes of a block's own part that those who send copy on top
+// Groups that a sending warp reads before it stores; fewer where what arrives is reduced meanwhile (measured on two H200).
+constexpr int LINES_MOVED = 4, LINES_REDUCED = 2;
+// One number a kernel: a choice between two costs more, in code that a launch reads for the first time, than it gains.
 
+// What this block carries to or from one peer: two divisions each, made where they cost no time.
+struct LinePart {
+    u64 start, bytes;
+    u32 rounds;
+};
 struct LineShared {
     LlShared ll;
+    LinePart out[RANKS_MAX], in[RANKS_MAX]; // of what is moved
     u32 sent[LINE_SENDERS_MAX]; // groups that this warp has read are below
     // Takers that must give up say so before the barrier of a round, and all look after it: they leave together.
     u32 takers_bad[2];
@@ -105,7 +114,7 @@ DEVICE bool line_take(const Comm &c, LlShared &s, const Lane &l, u32 source, u32
 
 // Which warps of a block send, and which take; the last one deals with headers.
 DEVICE u32 line_senders() {
-    u32 warps = ll_workers() / 32 / 4;
+    u32 warps = ll_workers() / 32 / 3;
     return warps < 1 ? 1 : warps > LINE_SENDERS_MAX ? LINE_SENDERS_MAX : warps;
 }
 DEVICE bool line_begin(const Comm &c, LineShared &s, u32 sends, u32 to, u32 from, u64 out, u64 in) {
@@ -135,21 +144,21 @@ DEVICE bool line_free(const Comm &c, LineShared &s, u32 takes, u32 round, bool g
     return true;
 }
 
-// Groups `first`, `first + step`.. below `end` of the `share` bytes at `from` to rank `p`, at most LINE_AT_ONCE; they are of
+// Groups `first`, `first + step`.. below `end` of the `share` bytes at `from` to rank `p`, at most AT_ONCE; they are of
 // `round`.
-template <class F>
+template <int AT_ONCE, class F>
 DEVICE void line_send(const Comm &c, LineShared &s, u32 p, u64 from, u64 share, u32 round, u32 first, u32 step, u32 end, F change) {
     Lane l = lane();
     u32 number = s.ll.counters[p].sent + 1 + round, groups = least(line_groups(share), end);
     u64 flag = line_flag(number), to = line_region(c, c.rank, p, number);
-    Pair v[LINE_AT_ONCE];
+    Pair v[AT_ONCE];
 #pragma unroll
-    for (int k = 0; k < LINE_AT_ONCE; k++) {
+    for (int k = 0; k < AT_ONCE; k++) {
         u64 g = first + k * step;
         if (g < groups) v[k] = line_read(l, from + g * LINE_GROUP, share - g * LINE_GROUP);
     }
 #pragma unroll
-    for (int k = 0; k < LINE_AT_ONCE; k++) {
+    for (int k = 0; k < AT_ONCE; k++) {
         u64 g = first + k * step;
         if (g < groups) line_put(l, to + (g - round * line_room(c)) * 512, flag, Pair{change(v[k].a), change(v[k].b)});
     }
@@ -158,11 +167,15 @@ DEVICE void line_send(const Comm &c, LineShared &s, u32 p, u64 from, u64 share, 
 DEVICE void line_move(const MoveArgs &a, LineShared &s) {
     const Comm &c = a.comm;
     u32 sends = 0, takes = 0, to = 0, from = 0, most_out = 0, rounds_in = 0;
-    u64 start;
 #pragma unroll 1
     for (u32 p = 0; p < c.ranks; p++) {
+        u64 out_at, in_at;
+        u64 out = line_share(c, a.parts[p].send_bytes, &out_at), in = line_share(c, a.parts[p].recv_bytes, &in_at);
+        if (thread_index() == p) {
+            s.out[p] = LinePart{out_at, out, line_rounds(c, out)};
+            s.in[p] = LinePart{in_at, in, line_rounds(c, in)};
+        }
         if (p == c.rank) continue;
-        u64 out = line_share(c, a.parts[p].send_bytes, &start), in = line_share(c, a.parts[p].recv_bytes, &start);
         sends |= (u32)(out != 0) << p;
         takes |= (u32)(in != 0) << p;
         to |= (u32)(a.parts[p].send_bytes != 0) << p;
@@ -173,34 +186,38 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
     u32 header = thread_index() - ll_workers(), warp = thread_index() / 32, warps = ll_workers() / 32, senders = line_senders();
     u32 room = line_room(c);
     bool works = warp < warps;
+    begin_early(a, s.ll);
     u64 word_out = !works && header < c.ranks ? a.parts[header].send_word : 0;
     u64 word_in = !works && header < c.ranks ? a.parts[header].recv_word : 0;
     bool good = line_begin(c, s, sends, to, from, word_out, word_in);
+    if (good && takes == 0 && most_out <= room) admit(c, ADMIT_HEARD);
+    const Part &self = a.parts[c.rank];
+    const LinePart &own = s.in[c.rank];
+    // The own part is copied by those who take, if they have to wait for nothing, or if it is much; else by those who send.
+    bool copies = self.recv != self.send, by_takers = rounds_in == 0 || own.bytes > LINE_OWN_MAX;
     if (good && works && warp < senders) {
 #pragma unroll 1
         for (u32 round = 0; good && round * room < most_out; round++) {
             u32 end = least((round + 1) * room, most_out);
 #pragma unroll 1
             for (u32 p = 0; good && p < c.ranks; p++)
-                if (sends >> p & 1 && round < line_rounds(c, line_share(c, a.parts[p].send_bytes, &start))) good = line_await_room(c, s, p, round);
+                if (sends >> p & 1 && round < s.out[p].rounds) good = line_await_room(c, s, p, round);
 #pragma unroll 1
-            for (u32 g = round * room + warp; good && g < end; g += senders * LINE_AT_ONCE)
+            for (u32 g = round * room + warp; good && g < end; g += senders * LINES_MOVED)
 #pragma unroll 1
                 for (u32 step = 1; step < c.ranks; step++) {
                     u32 p = (c.rank + step) % c.ranks;
                     if (!(sends >> p & 1)) continue;
-                    u64 share = line_share(c, a.parts[p].send_bytes, &start);
-                    line_send(c, s, p, a.parts[p].send + start, share, round, g, senders, end, AsItIs{});
+                    u64 from_at = a.parts[p].send + s.out[p].start, share = s.out[p].bytes;
+                    line_send<LINES_MOVED>(c, s, p, from_at, share, round, g, senders, end, AsItIs{});
                 }
         }
+        if (good && copies && !by_takers) copy_own(self.recv + own.start, self.send + own.start, own.bytes, thread_index(), senders * 32);
     } else if (good && works) {
         u32 taker = warp - senders, takers = warps - senders, t = thread_index() - senders * 32;
-        const Part &self = a.parts[c.rank];
-        if (self.recv != self.send) {
-            u64 share = line_share(c, self.recv_bytes, &start);
-            copy_own(self.recv + start, self.send + start, share, t, takers * 32);
-        }
+        if (copies && by_takers) copy_own(self.recv + own.start, self.send + own.start, own.bytes, t, takers * 32);
         Lane l = lane();
+        u32 heard = 0;
 #pragma unroll 1
         for (u32 round = 0; good && round < rounds_in; round++) {
             u32 going = 0;
@@ -208,8 +225,8 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
             for (u32 step = 1; good && step < c.ranks; step++) {
                 u32 p = (c.rank + c.ranks - step) % c.ranks;
                 if (!(takes >> p & 1)) continue;
-                u64 share = line_share(c, a.parts[p].recv_bytes, &start), out = a.parts[p].recv + start;
-                if (round >= line_rounds(c, share)) continue;
+                u64 share = s.in[p].bytes, out = a.parts[p].recv + s.in[p].start;
+                if (round >= s.in[p].rounds) continue;
                 going |= 1u << p;
                 u32 number = s.ll.counters[p].received + 1 + round, groups = least(line_groups(share) - round * room, room);
                 constexpr int MOST = 2;
@@ -218,6 +235,7 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
                     Pair v[MOST];
                     int count = g + takers < groups ? 2 : 1;
                     good = line_take<MOST>(c, s.ll, l, p, number, g, takers, count, v);
+                    if (good && g == 0 && round == 0 && (heard |= 1u << p) == takes) admit(c, ADMIT_HEARD);
 #pragma unroll
                     for (int k = 0; k < MOST; k++) {
                         u64 offset = ((u64)round * room + g + k * takers) * LINE_GROUP;
@@ -229,8 +247,7 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
         }
     }
     u32 p = thread_index() < c.ranks ? thread_index() : 0;
-    u64 out = line_share(c, a.parts[p].send_bytes, &start), in = line_share(c, a.parts[p].recv_bytes, &start);
-    ll_end(c, s.ll, good, sends, takes, from, line_rounds(c, out), line_rounds(c, in));
+    ll_end(c, s.ll, good, sends, takes, from, s.out[p].rounds, s.in[p].rounds);
 }
 
 // Each rank's part to each rank of `send_mask`; parts of `recv_mask` and the own one are reduced in the
@@ -242,9 +259,11 @@ DEVICE void line_reduce(const ReduceArgs &a, LineShared &s) {
     u32 groups = line_groups(share), room = line_room(c), rounds = line_rounds(c, share);
     u32 warp = thread_index() / 32, warps = ll_workers() / 32, senders = line_senders();
     bool works = warp < warps;
+    begin_early(a, s.ll);
     Weigh w = weigh<T>(a);
     Weighed<T, OP> weighed = {w};
     bool good = line_begin(c, s, a.send_mask, a.send_mask, a.recv_mask, a.word, a.word);
+    if (good && a.recv_mask == 0 && rounds <= 1) admit(c, ADMIT_HEARD);
     if (good && works && warp < senders) {
 #pragma unroll 1
         for (u32 round = 0; good && round < rounds; round++) {
@@ -253,15 +272,15 @@ DEVICE void line_reduce(const ReduceArgs &a, LineShared &s) {
             for (u32 p = 0; good && p < c.ranks; p++)
                 if (a.send_mask >> p & 1) good = line_await_room(c, s, p, round);
 #pragma unroll 1
-            for (u32 g = round * room + warp; good && g < end; g += senders * LINE_AT_ONCE) {
+            for (u32 g = round * room + warp; good && g < end; g += senders * LINES_REDUCED) {
 #pragma unroll 1
                 for (u32 step = 1; step < c.ranks; step++) {
                     u32 p = (c.rank + step) % c.ranks;
-                    if (a.send_mask >> p & 1) line_send(c, s, p, a.in + p * a.stride + start, share, round, g, senders, end, weighed);
+                    if (a.send_mask >> p & 1) line_send<LINES_REDUCED>(c, s, p, a.in + p * a.stride + start, share, round, g, senders, end, weighed);
                 }
                 // All threads of the warp have read these groups: an operation in place may overwrite them.
                 warp_barrier();
-                if (thread_index() % 32 == 0) set(s.sent[warp], least(g + senders * LINE_AT_ONCE, end));
+                if (thread_index() % 32 == 0) set(s.sent[warp], least(g + senders * LINES_REDUCED, end));
             }
         }
         // Who waits for this warp must not wait for ever.
@@ -298,6 +317,8 @@ DEVICE void line_reduce(const ReduceArgs &a, LineShared &s) {
                             lo[k].next(x), hi[k].next(y);
                     }
                 }
+                // One from every peer.
+                if (good && g == 0 && round == 0) admit(c, ADMIT_HEARD);
 #pragma unroll
                 for (int k = 0; k < MOST; k++) {
                     u32 group = round * room + g + k * takers;

@@ -12,7 +12,28 @@ struct LlShared {
     // What ll_begin found, which nobody writes after its barrier: all threads of a block decide alike. And what any
     // thread found by the end.
     u32 refused, bad;
+    u32 warm; // of nobody's interest
 };
+
+DEVICE void admit(const Comm &c, u32 when) {
+    if (c.admits == when) admit_next();
+}
+
+// The beginning of a kernel that may start early: nothing of memory is touched before what was queued before has ended.
+// The arguments are none of it. They are read once here, a word of each of their lines in the cache, where it costs no
+// time: what follows finds them there.
+template <class Args>
+DEVICE void begin_early(const Args &a, LlShared &s) {
+    if (thread_index() % 32 == 0) {
+        const u32 *words = reinterpret_cast<const u32 *>(&a);
+        u32 all = 0;
+#pragma unroll
+        for (u32 i = 0; i < sizeof a / 4; i += 16) all ^= words[i];
+        set(s.warm, all);
+    }
+    after_earlier();
+    admit(a.comm, ADMIT_AT_ONCE);
+}
 
 DEVICE u64 ll_counters(const Comm &c, u32 peer) {
     return AT_LL_COUNTERS + ((u64)block_index() * RANKS_MAX + peer) * 16;
@@ -96,13 +117,16 @@ DEVICE void ll_end(const Comm &c, LlShared &s, bool good, u32 sends, u32 takes, 
     if (!good) s.bad = 1;
     barrier(0, block_threads());
     u32 p = thread_index();
-    if (s.bad || p >= c.ranks || p == c.rank) return;
-    u64 own = c.windows[c.rank] + ll_counters(c, p);
-    if (takes >> p & 1) store_word(own + 4, s.counters[p].received + received);
-    if (sends >> p & 1) store_word(own, s.counters[p].sent + sent);
+    if (!s.bad && p < c.ranks && p != c.rank) {
+        u64 own = c.windows[c.rank] + ll_counters(c, p);
+        if (takes >> p & 1) store_word(own + 4, s.counters[p].received + received);
+        if (sends >> p & 1) store_word(own, s.counters[p].sent + sent);
+    }
+    if (!c.counted || p >= 32) return;
+    warp_barrier();
+    if (p == 0) count_up(c.windows[c.rank] + AT_DONE);
 }
 
-// Each rank's part to each other rank; nothing is computed.
 // This block's share of `bytes` to or from one peer.
 DEVICE u64 ll_share(const Comm &c, u64 bytes, u64 *start) {
     u32 shift = ll_shift(c, bytes);
@@ -110,6 +134,7 @@ DEVICE u64 ll_share(const Comm &c, u64 bytes, u64 *start) {
     return *start < bytes ? smaller(bytes - *start, 1ull << shift) : 0;
 }
 
+// Each rank's part to each other rank; nothing is computed.
 DEVICE void ll_move(const MoveArgs &a, LlShared &s) {
     const Comm &c = a.comm;
     u32 sends = 0, takes = 0, to = 0, from = 0;
@@ -124,10 +149,14 @@ DEVICE void ll_move(const MoveArgs &a, LlShared &s) {
     }
     u32 header = thread_index() - ll_workers(), workers = ll_workers();
     bool works = thread_index() < workers;
-    // What goes first is read while the counters are.
     u32 next = (c.rank + 1) % c.ranks;
+    const Part &self = a.parts[c.rank];
+    u64 own_start, own = self.recv != self.send ? ll_share(c, self.recv_bytes, &own_start) : 0, own_ahead = (u64)thread_index() * 16;
+    begin_early(a, s);
+    // What goes first, and the own part, are read while the counters are.
     u64 share = ll_share(c, a.parts[next].send_bytes, &start), ahead = (u64)thread_index() * 8;
     u64 first = works && ahead < share ? load8(a.parts[next].send + start + ahead, share - ahead) : 0;
+    Quad own_first = works && own_ahead < own ? load16(self.send + own_start + own_ahead, own - own_ahead) : Quad{0, 0, 0, 0};
     u64 word_out = !works && header < c.ranks ? a.parts[header].send_word : 0;
     u64 word_in = !works && header < c.ranks ? a.parts[header].recv_word : 0;
     bool good = ll_begin(c, s, sends, to, from, word_out, word_in);
@@ -142,12 +171,10 @@ DEVICE void ll_move(const MoveArgs &a, LlShared &s) {
         for (u64 i = thread_index(); i * 8 < bytes; i += workers)
             ll_put(to_at + i * 16, flag, step == 1 && i == thread_index() ? first : load8(from_at + i * 8, bytes - i * 8));
     }
-    const Part &self = a.parts[c.rank];
-    if (good && works && self.recv != self.send) {
-        u64 bytes = ll_share(c, self.recv_bytes, &start);
 #pragma unroll 1
-        for (u64 i = thread_index(); i * 16 < bytes; i += workers)
-            store16(self.recv + start + i * 16, bytes - i * 16, load16(self.send + start + i * 16, bytes - i * 16));
+    for (u64 i = thread_index(); good && works && i * 16 < own; i += workers) {
+        Quad v = i == thread_index() ? own_first : load16(self.send + own_start + i * 16, own - i * 16);
+        store16(self.recv + own_start + i * 16, own - i * 16, v);
     }
 #pragma unroll 1
     for (u32 step = 1; good && works && step < c.ranks; step++) {
@@ -162,6 +189,8 @@ DEVICE void ll_move(const MoveArgs &a, LlShared &s) {
             if (good) store8(to_at + i * 8, bytes - i * 8, v);
         }
     }
+    // The first thread has taken its packets from every peer.
+    if (good && thread_index() == 0) admit(c, ADMIT_HEARD);
     ll_end(c, s, good, sends, takes, from);
 }
 
@@ -171,6 +200,7 @@ template <class T, int OP>
 DEVICE void ll_reduce(const ReduceArgs &a, LlShared &s) {
     const Comm &c = a.comm;
     u64 start, bytes = ll_share(c, a.bytes, &start);
+    begin_early(a, s);
     Weigh w = weigh<T>(a);
     Weighed<T, OP> weighed = {w};
     bool reduces = a.recv_mask != 0 || c.ranks == 1;
@@ -208,5 +238,6 @@ DEVICE void ll_reduce(const ReduceArgs &a, LlShared &s) {
         }
         if (good) store8(a.out + start + i * 8, bytes - i * 8, unit.result(w));
     }
+    if (good && thread_index() == 0) admit(c, ADMIT_HEARD);
     ll_end(c, s, good, a.send_mask, a.recv_mask, a.recv_mask);
 }

@@ -1,6 +1,6 @@
 // The kernels on real devices, without the library around them: every type and operator against a plain
 // loop on the CPU, then times. Loads the committed PTX through the driver. One process, one thread, rank r on
-// device r. Usage: kernels-bench FOLDER_OF_PTX [check] [faults] [times] [slots] [some]
+// device r. Usage: kernels-bench FOLDER_OF_PTX [check] [faults] [times] [slots] [some] [late]
 #define BEELINE_HOST
 #include "../beeline/types.cuh"
 #include "../beeline/layout.cuh"
@@ -42,6 +42,9 @@ static const u32 LINE_SPAN = 137 * 480, LINE_BLOCK = 8 * 480, LINE_THREADS = 544
 enum Way { LL, LINE, PUSH };
 static const char *WAY[] = {"ll", "line", "push"};
 static std::string ptx_folder;
+// Whether kernels of packets and lines are built so that they may start early, and are launched so.
+static bool early = true;
+static const u64 EARLY_MAX = 8 << 20;
 
 struct Kernels {
     CUmodule module[N];
@@ -53,10 +56,14 @@ struct Kernels {
         std::vector<char> text(1 << 20);
         text.resize(fread(text.data(), 1, text.size() - 1, f) + 1), text.back() = 0;
         fclose(f);
+        // As `cargo xtask kernels` does where it makes machine code.
+        std::string ptx = text.data();
+        for (const char *mark : {"//sm_90 ", ".target sm_80"})
+            for (size_t at = 0; early && (at = ptx.find(mark, at)) != ptx.npos;) ptx.replace(at, strlen(mark), mark[0] == '/' ? "" : ".target sm_90");
         double t = now();
         for (u32 r = 0; r < N; r++) {
             CK(cuCtxSetCurrent(g[r].ctx));
-            CK(cuModuleLoadData(&module[r], text.data()));
+            CK(cuModuleLoadData(&module[r], ptx.c_str()));
             for (int way : {LL, LINE, PUSH}) CK(cuModuleGetFunction(&function[way][r], module[r], ("bl_" + std::string(WAY[way]) + "_" + kind).c_str()));
         }
         load_ms = (now() - t) * 1e3;
@@ -76,26 +83,34 @@ static Comm comm(u32 r, u64 call, u64 timeout_ms = 5000) {
     c.timeout_ns = timeout_ms * 1000000, c.call = call, c.push_at = push_at, c.chunk = chunk, c.rank = r, c.ranks = N, c.ll_blocks = LL_BLOCKS_MAX, c.line_at = line_at, c.line_span = LINE_SPAN;
     return c;
 }
-static u32 shift_of(u64 bytes) { return bytes <= LL_BLOCKS_MAX * 4096ull ? 12 : 13; }
+static u32 shift_of(u64 bytes) { return bytes <= LL_BLOCKS_MAX * 2048ull ? 11 : bytes <= LL_BLOCKS_MAX * 4096ull ? 12 : 13; }
 static const u64 LL_MAX = (u64)LL_BLOCKS_MAX * LL_SPAN_MAX;
 static u32 push_threads = 1024;
 static u64 way_max(Way way) { return way == LL ? LL_MAX : way == LINE ? 64ull << 20 : ~0ull; }
 
-static void launch(CUfunction f, CUstream s, u32 blocks, u32 threads, void *args) {
+static void launch(CUfunction f, CUstream s, u32 blocks, u32 threads, void *args, bool starts_early) {
     void *params[] = {args};
-    CK(cuLaunchKernel(f, blocks, 1, 1, threads, 1, 1, 0, s, params, nullptr));
+    CUlaunchAttribute attribute = {};
+    attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, attribute.value.programmaticStreamSerializationAllowed = 1;
+    CUlaunchConfig config = {};
+    config.gridDimX = blocks, config.gridDimY = config.gridDimZ = 1, config.blockDimX = threads, config.blockDimY = config.blockDimZ = 1, config.hStream = s;
+    config.attrs = &attribute, config.numAttrs = starts_early && early;
+    CK(cuLaunchKernelEx(&config, f, params, nullptr));
 }
 // `most` is the largest part's bytes.
 template <class A>
 static void run(const Kernels &k, u32 r, A &a, u64 most, Way way) {
     CK(cuCtxSetCurrent(g[r].ctx));
+    // As executor/cuda/launch.rs has it for 132 processors.
+    u64 share = way == LINE ? LINE_BLOCK : 1ull << shift_of(most);
+    a.comm.admits = !early || way == PUSH || most > EARLY_MAX ? ADMIT_NEVER : (most + share - 1) / share <= 33 ? ADMIT_AT_ONCE : ADMIT_HEARD;
     if (way == PUSH) {
-        launch(k.function[PUSH][r], g[r].stream, (u32)std::min<u64>(PUSH_BLOCKS, std::max<u64>(1, (most + 15) / 16)), push_threads, &a);
+        launch(k.function[PUSH][r], g[r].stream, (u32)std::min<u64>(PUSH_BLOCKS, std::max<u64>(1, (most + 15) / 16)), push_threads, &a, false);
     } else if (way == LINE) {
-        launch(k.function[LINE][r], g[r].stream, (u32)std::min<u64>(LL_BLOCKS_MAX, (most + LINE_BLOCK - 1) / LINE_BLOCK), LINE_THREADS, &a);
+        launch(k.function[LINE][r], g[r].stream, (u32)std::min<u64>(LL_BLOCKS_MAX, (most + LINE_BLOCK - 1) / LINE_BLOCK), std::is_same<A, MoveArgs>::value && most <= 4 << 20 ? 416 : LINE_THREADS, &a, most <= EARLY_MAX);
     } else {
         u64 span = 1ull << shift_of(most), packets = (std::min(most, span) + 7) / 8;
-        launch(k.function[LL][r], g[r].stream, (u32)((most + span - 1) / span), (u32)std::min<u64>(512, (packets + 31) / 32 * 32) + 32, &a);
+        launch(k.function[LL][r], g[r].stream, (u32)((most + span - 1) / span), (u32)std::min<u64>(512, (packets + 31) / 32 * 32) + 32, &a, true);
     }
 }
 static void finish() {
@@ -448,7 +463,7 @@ static void times() {
 
 int main(int argc, char **argv) {
     alarm(400);
-    if (argc < 2) return printf("kernels-bench FOLDER [check] [faults] [times] [slots] [some] [mutant]\n"), 2;
+    if (argc < 2) return printf("kernels-bench FOLDER [check] [faults] [times] [slots] [some] [mutant] [late]\n"), 2;
     setvbuf(stdout, nullptr, _IOLBF, 0);
     ptx_folder = argv[1];
     auto wants = [&](const char *w) { for (int i = 2; i < argc; i++) if (!strcmp(argv[i], w)) return true; return argc == 2; };
@@ -480,6 +495,11 @@ int main(int argc, char **argv) {
         printf("rank %u: %s, driver %d, window %.1f MiB\n", r, name, version, window_bytes / 1048576.0);
     }
     reset();
+    // `late`: nothing starts early, as on devices before compute capability 9.0.
+    int major = 0;
+    CK(cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, g[0].dev));
+    for (int i = 2; i < argc; i++) early &= strcmp(argv[i], "late") != 0;
+    early &= major >= 9;
     if (wants("slots")) through_slots();
     if (wants("times")) times();
     if (wants("faults")) faults();

@@ -62,7 +62,14 @@ struct World {
         c.report = (u64)reports[rank], c.abort = (u64)aborts[rank], c.timeout_ns = timeout_ms * 1000000;
         c.call = call, c.push_at = push_at, c.chunk = CHUNK, c.rank = rank, c.ranks = n;
         c.ll_blocks = LL_BLOCKS_MAX, c.line_at = line_at, c.line_span = LINE_SPAN;
+        c.counted = rank % 2;
+        c.admits = ADMIT_AT_ONCE;
         return c;
+    }
+    // Every second rank counts its blocks of packets and lines.
+    void check_counted(Way way, u32 rank, u32 blocks) {
+        u32 done = host_word<u32>((u64)windows[rank] + AT_DONE);
+        CHECK(done == (rank % 2 && way != PUSH ? blocks : 0), "way %d rank %u: %u blocks counted of %u", way, rank, done, blocks);
     }
 };
 
@@ -76,6 +83,7 @@ static void launch(u32 blocks, F kernel) {
         for (u32 t = 0; t < THREADS; t += 32)
             threads.emplace_back([&, t] {
                 host_threads = THREADS, host_block_index = b, host_block = &block;
+                for (u32 l = 0; l < 32; l++) host_unready[t + l] = std::is_same<S, LlShared>::value || std::is_same<S, LineShared>::value;
                 auto warp = std::make_unique<HostWarp>();
                 warp->run(t, [&] { kernel(shared); });
             });
@@ -84,7 +92,7 @@ static void launch(u32 blocks, F kernel) {
 }
 // Blocks for `bytes`, and the kernel of a way for them.
 static u32 blocks_of(Way way, u64 bytes) {
-    u64 span = way == LINES ? LINE_SPAN_MIN : 4096;
+    u64 span = way == LINES ? LINE_SPAN_MIN : 2048;
     return way == PUSH ? BLOCKS : (u32)((bytes + span - 1) / span);
 }
 static void run(Way way, const MoveArgs &a, u64 most) {
@@ -118,6 +126,7 @@ static void reduces(const char *name, u32 n, Way way, Kind kind, u64 count, u32 
     const int CALLS = 5;
     u64 parts = kind == REDUCE_SCATTER ? n : 1;
     everywhere(n, [&](u32 rank) {
+        u32 blocks = 0;
         for (int call = 0; call < CALLS; call++) {
             u64 more = call % 2 ? count : (count + 1) / 2; // sizes change from call to call
             std::vector<B> in_mem(more * parts + 64), out_mem(more + 64);
@@ -133,6 +142,7 @@ static void reduces(const char *name, u32 n, Way way, Kind kind, u64 count, u32 
             a.recv_mask = kind == REDUCE ? (rank == root ? all : 0) : all;
             a.scalar = w.multiply ? (u64)of<T>(rank + 1) : 0, a.multiply = w.multiply, a.divide = w.divide;
             run<T, OP>(way, a);
+            world.check_counted(way, rank, blocks += blocks_of(way, a.bytes));
             CHECK(world.reports[rank]->code == 0, "%s rank %u call %d: code %u phase %u peer %u", name, rank, call, world.reports[rank]->code, world.reports[rank]->phase, world.reports[rank]->peer);
             if (world.reports[rank]->code) return;
             if (a.recv_mask)
@@ -161,6 +171,7 @@ static void moves(u32 n, Way way, u64 bytes, u32 shift, bool ring, bool slow = f
     World world(n);
     auto size = [&](u32 from, u32 to) -> u64 { if (slow) return from == 0 && to == 1 ? bytes : 0; return ring ? ((from + 1) % n == to ? bytes + from : 0) : bytes + from * 3 + to; };
     everywhere(n, [&](u32 rank) {
+        u32 blocks = 0;
         for (int call = 0; call < 6; call++) {
             std::vector<std::vector<u8>> out(n), in(n);
             MoveArgs a = {};
@@ -175,6 +186,7 @@ static void moves(u32 n, Way way, u64 bytes, u32 shift, bool ring, bool slow = f
                 most = s > most ? s : most, most = r > most ? r : most;
             }
             run(way, a, most);
+            world.check_counted(way, rank, blocks += blocks_of(way, most));
             CHECK(world.reports[rank]->code == 0, "move rank %u call %d: code %u phase %u", rank, call, world.reports[rank]->code, world.reports[rank]->phase);
             if (world.reports[rank]->code) return;
             for (u32 p = 0; p < n; p++) {
@@ -188,6 +200,23 @@ static void moves(u32 n, Way way, u64 bytes, u32 shift, bool ring, bool slow = f
             }
         }
     });
+}
+
+// Every block lets the next kernel start: at once, or as soon as it has heard from its peers.
+static void admissions(Way way, u32 when, bool one_way) {
+    World world(2);
+    std::vector<float> x(4096), y(4096);
+    u32 before = host_admissions;
+    everywhere(2, [&](u32 rank) {
+        ReduceArgs a = {};
+        a.comm = world.comm(rank, 5, 5000);
+        a.comm.admits = when;
+        a.in = (u64)x.data(), a.out = (u64)(rank ? y.data() + 2048 : y.data()), a.bytes = 8192;
+        a.send_mask = one_way && rank == 1 ? 0 : 2u >> rank, a.recv_mask = one_way && rank == 0 ? 0 : 2u >> rank;
+        run<F32, SUM>(way, a);
+    });
+    bool any = host_admissions != before;
+    CHECK(any == (when != ADMIT_NEVER && way != PUSH), "way %d, when %u: admitted %d", way, when, any);
 }
 
 static void troubles(Way way, int kind) { // 0 another call, 1 never comes, 2 abort, 3 another rank failed
@@ -208,7 +237,15 @@ static void troubles(Way way, int kind) { // 0 another call, 1 never comes, 2 ab
         a.comm = world.comm(rank, 5, kind == 1 ? 50 : 5000);
         a.word = count;
         a.in = (u64)x.data(), a.out = (u64)y.data(), a.bytes = count * 4, a.send_mask = a.recv_mask = 2u >> rank;
+        // A block that gives up is done, too.
+        a.comm.counted = 1;
+        // And one that waits for a rank that never comes lets no other start.
+        a.comm.admits = ADMIT_HEARD;
+        u32 before = host_admissions;
         run<F32, SUM>(way, a);
+        CHECK(kind == 0 || host_admissions == before, "trouble %d way %d: the next kernel was let start", kind, way);
+        u32 done = host_word<u32>((u64)world.windows[rank] + AT_DONE);
+        CHECK(done == (way == PUSH ? 0 : blocks_of(way, a.bytes)), "trouble %d way %d: %u blocks counted", kind, way, done);
     });
     for (u32 r = 0; r < (kind == 0 ? 2u : 1u); r++) {
         Report &rep = *world.reports[r];
@@ -245,6 +282,9 @@ int main() {
         }
     for (Way way : WAYS)
         for (int kind : {0, 1, 2, 3}) troubles(way, kind);
+    for (Way way : WAYS)
+        for (u32 when : {ADMIT_NEVER, ADMIT_AT_ONCE, ADMIT_HEARD})
+            for (bool one_way : {false, true}) admissions(way, when, one_way);
     for (u32 start : {0xfffffffdu, 0xffffffffu}) // counters wrap on the way
         for (Way way : WAYS) {
             counters_at = start;
@@ -278,6 +318,7 @@ int main() {
     }
     CHECK(E4M3::decode(0x7e) == 448 && E5M2::decode(0x7b) == 57344 && E4M3::decode(1) == 0.001953125f, "fp8 values");
     CHECK(E4M3::encode(1e9f) == 0x7e && E5M2::encode(-1e9f) == 0xfb, "fp8 saturates");
+    CHECK(host_too_early == 0, "%u accesses before the kernel before had ended", host_too_early.load());
     printf("%d wrong\n", failures);
     return failures != 0;
 }

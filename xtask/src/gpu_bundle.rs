@@ -121,6 +121,7 @@ fn nccl(root: &Path, folder: &Path) -> Outcome {
     for (source, program, includes) in [
         ("kernels/bench/main.cpp", "kernels-bench", [&cuda, &cuda]),
         ("kernels/bench/processes.cpp", "nccl-tests/processes", [&cuda, &nccl]),
+        ("kernels/bench/order.cpp", "nccl-tests/order", [&cuda, &nccl]),
     ] {
         match includes {
             [Some(first), Some(second)] => {

@@ -222,6 +222,11 @@ pub fn comm_log() -> Option<String> {
     text("BEELINE_LOG").or_else(|| text("NCCL_DEBUG")).filter(|level| !level.is_empty())
 }
 
+/// Whether kernels of collectives may start before what was queued before them has ended (`BEELINE_COMM_EARLY=0`: no).
+pub(crate) fn comm_early() -> bool {
+    number("BEELINE_COMM_EARLY") != Some(0)
+}
+
 /// Bytes of shared memory of a rank on the staged path.
 pub(crate) fn comm_chunk_bytes() -> Option<u64> {
     number("BEELINE_COMM_CHUNK_BYTES")
@@ -294,6 +299,7 @@ pub fn env_problems() -> Vec<String> {
         "BEELINE_SIM_DEVICES",
         "BEELINE_SIM_MEMORY",
         "BEELINE_COMM_TIMEOUT",
+        "BEELINE_COMM_EARLY",
         "BEELINE_COMM_CHUNK_BYTES",
     ];
     let mut problems: Vec<String> = NUMBERS

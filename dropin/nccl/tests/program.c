@@ -67,8 +67,12 @@ int cuMemAlloc_v2(void **, size_t);
 int cuMemcpyHtoDAsync_v2(void *, const void *, size_t, stream_t);
 int cuMemcpyDtoHAsync_v2(void *, void *, size_t, stream_t);
 int cuStreamCreate(stream_t *, unsigned);
-int cuStreamWaitValue32_v2(stream_t, void *, unsigned, unsigned);
+int cuStreamDestroy_v2(stream_t);
 int cuStreamSynchronize(stream_t);
+int cuStreamWaitValue32_v2(stream_t, void *, unsigned, unsigned);
+int cuStreamWriteValue32_v2(stream_t, void *, unsigned, unsigned);
+/* Of the test driver alone. */
+__attribute__((weak)) long long beeline_test_cuda_counter(const char *);
 
 #ifndef N
 #define N 4
@@ -269,6 +273,58 @@ static void arguments(ncclComm_t *comm) {
   TRUE(info.time > 0);
 }
 
+/* Calls of one communicator in two streams run in their order, also where the first stream is held up, and gone. */
+static void streams(ncclComm_t *comm) {
+  stream_t first[N];
+  void *gate[N];
+  fill(COUNT);
+  for (int r = 0; r < N; r++) {
+    fetch(r);  /* what was queued before is over */
+    CHECK(cuMemAlloc_v2(&gate[r], 8));
+    CHECK(cuStreamCreate(&first[r], 1));
+    int zero = 0;
+    CHECK(cuMemcpyHtoDAsync_v2(gate[r], &zero, sizeof zero, first[r]));
+    CHECK(cuStreamWaitValue32_v2(first[r], gate[r], 1, 0));
+  }
+  EACH(ncclAllReduce(in[r], out[r], COUNT, INT, 0, comm[r], first[r]));
+  EACH(ncclAllReduce(out[r], out[r], COUNT, INT, 2, comm[r], first[r]));  /* no other stream waited for: its end is counted */
+  EACH(ncclAllReduce(out[r], in[r], COUNT, INT, 2, comm[r], stream[r]));
+  EACH(ncclAllReduce(in[r], out[r], COUNT, INT, 0, comm[r], stream[r]));
+  struct timespec pause = {0, 50000000};
+  nanosleep(&pause, NULL);
+  for (int r = 0; r < N; r++) {
+    stream_t other;
+    on(r);
+    CHECK(cuStreamDestroy_v2(first[r]));
+    CHECK(cuStreamCreate(&other, 1));
+    CHECK(cuStreamWriteValue32_v2(other, gate[r], 1, 0));
+    CHECK(cuStreamDestroy_v2(other));
+  }
+  for (int r = 0; r < N; r++) {
+    int *got = fetch(r);
+    for (int i = 0; i < COUNT; i++) {
+      int sum = 0;
+      for (int p = 0; p < N; p++) sum += value(p, i);
+      TRUE(got[i] == N * sum);
+    }
+  }
+}
+
+/* What a small call costs in a stream that the call before was in: a launch, whether the stream is being captured, and a few
+   looks at which context is current. */
+static void driver_calls(ncclComm_t *comm) {
+  const char *most = getenv("BEELINE_TEST_CALLS");
+  if (!beeline_test_cuda_counter || !most) return;
+  for (int i = 0; i < 3; i++)
+    for (int r = 0; r < N; r++) {
+      on(r);
+      long long before = beeline_test_cuda_counter("calls");
+      CHECK(ncclBroadcast(in[r], in[r], 8, INT, 0, comm[r], stream[r]));
+      long long calls = beeline_test_cuda_counter("calls") - before;
+      if (i && calls > atoi(most)) fail("calls of the driver", (int)calls, __LINE__);
+    }
+}
+
 static void memory(ncclComm_t comm) {
   void *mem, *handle, *window;
   on(0);
@@ -393,6 +449,8 @@ int main(void) {
   setup();
   CHECK(ncclCommInitAll(comm, N, NULL));
   collectives(comm);
+  streams(comm);
+  driver_calls(comm);
   threads(comm);
   operations(comm);
   arguments(comm);

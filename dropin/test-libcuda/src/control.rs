@@ -9,7 +9,7 @@ use crate::memory::allocate;
 use crate::state::{self, Driver, Kind, driver, lock};
 
 /// What is counted under `name`, or -1. Of the calling thread: `stack` (contexts pushed), `mode`
-/// (capture mode). Of the process: `contexts` (retained), `streams`, `events`, `memory`, `host`,
+/// (capture mode), `calls` (of the driver API). Of the process: `contexts` (retained), `streams`, `events`, `memory`, `host`,
 /// `physical`, `modules`, `copies`, `pageable`, `capture` (0 none, 1 going on, 2 spoilt), `captured`
 /// (operations in one), `emulated` (1: the kernels of collectives are there).
 #[unsafe(no_mangle)]
@@ -28,6 +28,7 @@ fn count(driver: &Driver, name: &str) -> Option<i64> {
     match name {
         "stack" => len(state::depth()),
         "mode" => Some(i64::from(state::mode().get())),
+        "calls" => Some(crate::ffi::CALLS.get()),
         "contexts" => {
             let retained = driver.devices.iter().map(|it| it.retained.load(Ordering::Relaxed));
             Some(retained.map(i64::from).sum())

@@ -36,6 +36,11 @@ pub(crate) fn boundary(body: impl FnOnce() -> Result<(), Cu>) -> i32 {
     }
 }
 
+thread_local! {
+    /// Calls of the driver API that the thread has made.
+    pub(crate) static CALLS: std::cell::Cell<i64> = const { std::cell::Cell::new(0) };
+}
+
 /// Defines exported functions of the driver API.
 ///
 /// The library itself uses the functions by addresses of its own, not by the exported names: a test
@@ -44,6 +49,7 @@ macro_rules! export {
     ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         #[allow(non_snake_case, reason = "the names of cuda.h")]
         pub(crate) extern "C" fn $name($($arg: $type),*) -> i32 {
+            $crate::ffi::CALLS.set($crate::ffi::CALLS.get() + 1);
             $crate::ffi::boundary(move || $body)
         }
 

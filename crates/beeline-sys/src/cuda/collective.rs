@@ -4,6 +4,7 @@
 use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::core::Held;
 use super::device::Context;
@@ -17,6 +18,8 @@ use super::types::*;
 pub const RANKS_MAX: usize = 16;
 /// Bytes that one block of a low-latency kernel carries to a peer at most; there are [`ll_blocks`].
 pub const LL_SPAN_MAX: u64 = 8192;
+/// Bytes that it carries at least, where there are as many.
+pub const LL_SPAN_MIN: u64 = 2048;
 /// Blocks of a push kernel.
 pub const PUSH_BLOCKS: u64 = 128;
 /// Chunks of one pair and block under way.
@@ -27,6 +30,15 @@ pub const PUSH_THREADS: u32 = 1024;
 pub const LL_THREADS_MAX: u32 = 512;
 /// The warp that deals with headers.
 pub const LL_THREADS_MORE: u32 = 32;
+
+/// Blocks of the next kernel start when the kernel has ended.
+pub const ADMIT_NEVER: u32 = 0;
+/// They may start when all of the kernel's blocks have.
+pub const ADMIT_AT_ONCE: u32 = 1;
+/// They may start when every block has heard from its peers: no block that the kernel waits for needs room any more.
+pub const ADMIT_HEARD: u32 = 2;
+/// Where a window has the number of blocks that are done, of launches that count them (32 bits, wraps).
+pub const DONE_AT: u64 = 704;
 
 const AT_LL: u64 = 131_072;
 const LL_SLOTS: u64 = 2;
@@ -40,6 +52,8 @@ const LINE_SPAN_MIN: u64 = 8 * LINE_GROUP;
 const LINE_BYTES_MAX: u64 = 48 << 20;
 /// Threads in a block of lines: warps that send, warps that take, and the one that deals with headers.
 pub const LINE_THREADS: u32 = 544;
+/// As many where a launch moves little, or has nothing to take: fewer start sooner.
+pub const LINE_THREADS_FEW: u32 = 416;
 
 /// Where the chunks of a window of `ranks` ranks begin, in bytes from its start.
 pub const fn push_at(ranks: u32) -> u64 {
@@ -49,6 +63,15 @@ pub const fn push_at(ranks: u32) -> u64 {
 /// Blocks of a low-latency kernel at most.
 pub const fn ll_blocks(ranks: u32) -> u64 {
     if ranks <= 8 { 128 } else { 64 }
+}
+
+/// Bytes that a block of packets carries of a part of `bytes` to a peer; the same on both sides.
+pub const fn ll_span(ranks: u32, bytes: u64) -> u64 {
+    let mut span = LL_SPAN_MIN;
+    while span < LL_SPAN_MAX && bytes > ll_blocks(ranks) * span {
+        span *= 2;
+    }
+    span
 }
 
 /// Bytes of a chunk, so that a window stays within 64 MiB.
@@ -154,6 +177,11 @@ pub struct Comm {
     pub line_at: u64,
     /// Bytes of data that a block carries to a peer in one message of lines; 0: there are none.
     pub line_span: u32,
+    /// 1: every block of packets or lines adds itself to the word at [`DONE_AT`] when it is done; 0 in graphs, whose
+    /// replays the host does not count.
+    pub counted: u32,
+    /// When blocks of the next kernel may start: [`ADMIT_NEVER`], [`ADMIT_AT_ONCE`], [`ADMIT_HEARD`].
+    pub admits: u32,
     /// Nothing.
     pub unused: u32,
 }
@@ -286,6 +314,9 @@ texts! {
 pub struct Kernels {
     context: Arc<Context>,
     module: RawModule,
+    /// Whether they are machine code, whose kernels of packets and lines wait themselves for what was queued before, and the driver
+    /// has not refused to launch them so.
+    early: AtomicBool,
     /// In the order of [`Way`].
     functions: [RawFunction; 3],
 }
@@ -304,15 +335,16 @@ impl Kernels {
         let values = || format!("{set:?}");
         let _current = context.enter()?;
         let major = context.device().attribute(DeviceAttribute::COMPUTE_CAPABILITY_MAJOR);
-        let module = match set.images().load(context.table(), major) {
-            Ok(module) => module,
+        let (module, early) = match set.images().load(context.table(), major) {
+            Ok(loaded) => loaded,
             Err(result) => {
                 context.check("cuModuleLoadDataEx", result, values)?;
-                RawModule::NULL
+                (RawModule::NULL, false)
             }
         };
         let functions = [RawFunction::NULL; 3];
-        let mut new = Self { context: Arc::clone(context), module, functions };
+        let mut new =
+            Self { context: Arc::clone(context), module, early: AtomicBool::new(early), functions };
         let [packets, lines, push] = names;
         new.functions = [new.find(packets)?, new.find(lines)?, new.find(push)?];
         Ok(new)
@@ -378,6 +410,9 @@ pub struct Shape {
     pub blocks: u32,
     /// Threads in each.
     pub threads: u32,
+    /// Whether its blocks may start while the kernel before is still running, where the machine code knows how to wait for
+    /// its end. They take room on the device from then on.
+    pub early: bool,
 }
 
 impl Stream {
@@ -410,16 +445,38 @@ impl Stream {
             Args::Move(args) => std::ptr::from_ref(args).cast_mut().cast(),
             Args::Reduce(args) => std::ptr::from_ref(args).cast_mut().cast(),
         }];
+        // Others do not wait by themselves.
+        let waits = matches!(shape.way, Way::Packets | Way::Lines);
+        let early = shape.early && waits && kernels.early.load(Ordering::Relaxed);
         let mut launch = |context: &Context, stream: RawStream| {
-            let (launch, extra) = (context.table().cuLaunchKernel, std::ptr::null());
             let (blocks, threads, params) = (shape.blocks, shape.threads, params.as_mut_ptr());
+            let (values, extra) = (|| format!("collective, {shape:?}"), std::ptr::null());
+            if let (true, Some(launch)) = (early, context.table().cuLaunchKernelEx) {
+                let config = LaunchConfig {
+                    grid: [blocks, 1, 1],
+                    block: [threads, 1, 1],
+                    shared_bytes: 0,
+                    stream,
+                    attributes: std::ptr::from_ref(&LaunchAttribute::EARLY),
+                    count: 1,
+                };
+                // SAFETY: one attribute, laid out as the driver has it; the entry takes one struct, of the type that `args` has; all are copied during
+                // the call. This machine code waits for what was queued before, before it touches memory.
+                let result = unsafe { launch(&raw const config, function, params, extra) };
+                if !matches!(result, CuResult::NOT_SUPPORTED | CuResult::INVALID_VALUE) {
+                    return context.check("cuLaunchKernelEx", result, values);
+                }
+                // A driver without it, or a capture that cannot have it here: nothing was queued.
+                kernels.early.store(false, Ordering::Relaxed);
+            }
+            let launch = context.table().cuLaunchKernel;
             // SAFETY: the entry takes one struct, of the type that `args` has; it is copied during the call.
             let result =
                 unsafe { launch(function, blocks, 1, 1, threads, 1, 1, 0, stream, params, extra) };
-            context.check("cuLaunchKernel", result, || format!("collective, {shape:?}"))
+            context.check("cuLaunchKernel", result, values)
         };
         if held.is_empty() {
-            let _current = self.context().enter_for_launch()?;
+            let _current = self.context().make_current()?;
             return launch(self.context(), self.raw());
         }
         let held = held.iter().map(|memory| Held::Device(Arc::clone(memory)));
@@ -495,7 +552,7 @@ mod tests {
 
     #[test]
     fn layouts_are_those_of_layout_cuh() {
-        assert_eq!((size_of::<Comm>(), align_of::<Comm>()), (16 * 8 + 5 * 8 + 32, 8));
+        assert_eq!((size_of::<Comm>(), align_of::<Comm>()), (16 * 8 + 5 * 8 + 40, 8));
         assert_eq!(size_of::<MoveArgs>(), size_of::<Comm>() + 16 * 48);
         assert_eq!(size_of::<ReduceArgs>(), size_of::<Comm>() + 64);
         assert_eq!(size_of::<Report>(), 56);
@@ -503,6 +560,18 @@ mod tests {
         for ranks in 0..=RANKS_MAX as u32 {
             assert!(window_bytes(ranks) <= 64 << 20, "{ranks}");
         }
+    }
+
+    /// As `ll_shift` of layout.cuh has them.
+    #[test]
+    fn shares_of_packets_follow_from_the_size() {
+        for (ranks, kib, share) in
+            [(2, 1, 2048), (2, 256, 2048), (2, 257, 4096), (2, 512, 4096), (2, 513, 8192)]
+        {
+            assert_eq!(ll_span(ranks, kib << 10), share, "{kib} KiB");
+        }
+        assert_eq!([(128 << 10), (128 << 10) + 1].map(|bytes| ll_span(16, bytes)), [2048, 4096]);
+        assert_eq!(ll_span(16, u64::MAX), LL_SPAN_MAX);
     }
 
     #[test]

@@ -177,10 +177,10 @@ impl Core {
         Ok(())
     }
 
-    fn is_capturing(&self) -> Result<bool, Error> {
+    pub(super) fn is_capturing(&self) -> Result<bool, Error> {
         /// The legacy default stream, while another stream is being captured.
         const CAPTURE_IMPLICIT: CuResult = CuResult(906);
-        let _current = self.context.enter()?;
+        let _current = self.context.make_current()?;
         let mut status = 0;
         let ask = self.context.table().cuStreamIsCapturing;
         // SAFETY: `status` is a place for one enum; the stream is alive while its `Stream` is, which

@@ -426,12 +426,32 @@ impl Context {
         room
     }
 
-    /// [`Self::enter`] for a call that a capture allows, where every hundred nanoseconds count.
-    pub(super) fn enter_for_launch(&self) -> Result<Current<'_>, Error> {
+    /// Whether a stream can wait until a word of memory compares.
+    pub fn has_stream_waits(&self) -> bool {
+        self.table().cuStreamWaitValue32.is_some()
+            && self.device.attribute(DeviceAttribute::CAN_USE_64_BIT_STREAM_MEM_OPS) == 1
+    }
+
+    /// Makes the context current for the calling thread until the guard is dropped, for calls that a capture allows, where
+    /// every hundred nanoseconds count: most programs have it current when they make a call.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn make_current(&self) -> Result<Current<'_>, Error> {
+        let mut current = RawContext::NULL;
+        if let Some(ask) = self.table().cuCtxGetCurrent {
+            // SAFETY: `current` is a place for one context.
+            let result = unsafe { ask(&raw mut current) };
+            if result == CuResult::SUCCESS && current == self.raw {
+                let (table, _of_this_thread) = (self.table(), PhantomData);
+                return Ok(Current { table, pushed: false, mode: None, _of_this_thread });
+            }
+        }
         // SAFETY: `raw` is a context that this value retains.
         let result = unsafe { (self.table().cuCtxPushCurrent)(self.raw) };
         self.check("cuCtxPushCurrent", result, || format!("device {}", self.device.raw))?;
-        Ok(Current { table: self.table(), mode: None, _of_this_thread: PhantomData })
+        let (table, _of_this_thread) = (self.table(), PhantomData);
+        Ok(Current { table, pushed: true, mode: None, _of_this_thread })
     }
 
     /// Makes the context current for the calling thread until the guard is dropped.
@@ -443,7 +463,8 @@ impl Context {
         // SAFETY: `mode` is a place for one enum, which the driver swaps with the thread's own.
         let result = unsafe { (self.table().cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
         let mode = (result == CuResult::SUCCESS).then_some(mode);
-        Ok(Current { table: self.table(), mode, _of_this_thread: PhantomData })
+        let (table, _of_this_thread) = (self.table(), PhantomData);
+        Ok(Current { table, pushed: true, mode, _of_this_thread })
     }
 
     pub(super) fn check(
@@ -490,9 +511,12 @@ impl fmt::Debug for Context {
     }
 }
 
-/// While it lives, a context is current and captures are not guarded in the calling thread.
-pub(super) struct Current<'a> {
+/// While it lives, a context is current for the calling thread, and, of `enter`, captures are not guarded there. Guards are
+/// dropped in the reverse of the order they were made in.
+#[must_use]
+pub struct Current<'a> {
     table: &'a Table,
+    pushed: bool,
     mode: Option<CaptureMode>,
     // Both stacks belong to the thread, so the guard must not leave it.
     _of_this_thread: PhantomData<*const ()>,
@@ -503,6 +527,9 @@ impl Drop for Current<'_> {
         if let Some(mut mode) = self.mode {
             // SAFETY: `mode` is a place for one enum; puts back what `enter` found.
             let _ = unsafe { (self.table.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
+        }
+        if !self.pushed {
+            return;
         }
         let mut popped = RawContext::NULL;
         // SAFETY: `popped` is a place for one context; balances the push of `enter`.

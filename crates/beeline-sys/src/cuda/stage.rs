@@ -133,7 +133,7 @@ fn load(driver: &Arc<Driver>, stream: ForeignStream, home: Home) -> Result<Stage
     let _guard = StreamGuard::enter(driver, stream)?;
     let major = driver.device(home.device)?.attribute(DeviceAttribute::COMPUTE_CAPABILITY_MAJOR);
     let module = match IMAGES.load(driver.table(), major) {
-        Ok(module) => module,
+        Ok((module, _)) => module,
         Err(result) => {
             driver.check("cuModuleLoadDataEx", result, || "stage".to_owned())?;
             return Err(Error::Unsupported { what: MISSING });

@@ -368,6 +368,14 @@ impl Stream {
         self.core.is_own()
     }
 
+    /// Whether what is queued becomes part of a graph; the legacy default stream's work may, while another is captured.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn is_capturing(&self) -> Result<bool, Error> {
+        self.core.is_capturing()
+    }
+
     pub(super) fn raw(&self) -> RawStream {
         self.core.raw()
     }

@@ -70,6 +70,7 @@ table! {
     optional cuDeviceCanAccessPeer @ 4000 = "cuDeviceCanAccessPeer" (*mut i32, i32, i32);
 
     required cuCtxPushCurrent @ 4000 = "cuCtxPushCurrent_v2" (RawContext);
+    optional cuCtxGetCurrent @ 4000 = "cuCtxGetCurrent" (*mut RawContext);
     required cuCtxPopCurrent @ 4000 = "cuCtxPopCurrent_v2" (*mut RawContext);
     optional cuDevicePrimaryCtxGetState @ 7000 = "cuDevicePrimaryCtxGetState" (i32, *mut u32, *mut i32);
     required cuThreadExchangeStreamCaptureMode @ 10010 = "cuThreadExchangeStreamCaptureMode" (*mut CaptureMode);
@@ -138,6 +139,7 @@ table! {
     required cuModuleGetFunction @ 2000 = "cuModuleGetFunction" (*mut RawFunction, RawModule, *const c_char);
     optional cuFuncLoad @ 12040 = "cuFuncLoad" (RawFunction);
     required cuLaunchKernel @ 4000 = "cuLaunchKernel" (RawFunction, u32, u32, u32, u32, u32, u32, u32, RawStream, *const *mut c_void, *const *mut c_void);
+    optional cuLaunchKernelEx @ 11060 = "cuLaunchKernelEx" (*const LaunchConfig, RawFunction, *const *mut c_void, *const *mut c_void);
 }
 
 /// The UUID of the whole GPU, also where the device is a MIG instance: the first version of

@@ -135,6 +135,41 @@ impl CaptureMode {
     pub(super) const RELAXED: Self = Self(2);
 }
 
+/// `CUlaunchConfig`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct LaunchConfig {
+    pub(super) grid: [u32; 3],
+    pub(super) block: [u32; 3],
+    pub(super) shared_bytes: u32,
+    pub(super) stream: RawStream,
+    pub(super) attributes: *const LaunchAttribute,
+    pub(super) count: u32,
+}
+
+/// `CUlaunchAttribute`: its number, and a union of 64 bytes.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+pub(super) struct LaunchAttribute {
+    number: i32,
+    unused: u32,
+    value: [u32; 16],
+}
+
+const _: () = {
+    use std::mem::offset_of;
+    assert!(size_of::<LaunchConfig>() == 56 && size_of::<LaunchAttribute>() == 72);
+    assert!(offset_of!(LaunchConfig, stream) == 32 && offset_of!(LaunchConfig, attributes) == 40);
+    assert!(offset_of!(LaunchConfig, count) == 48 && offset_of!(LaunchAttribute, value) == 8);
+};
+
+impl LaunchAttribute {
+    /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: blocks may start while the kernel before in the stream still
+    /// runs, once it lets them; they wait for its end themselves.
+    pub(super) const EARLY: Self =
+        Self { number: 6, unused: 0, value: [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0] };
+}
+
 /// How `cuStreamWaitValue` compares (`CUstreamWaitValue_flags`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]

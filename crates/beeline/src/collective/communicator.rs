@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::bootstrap::{self, Exchange};
 use super::control::Control;
-use super::executor::{Batch, Executor, Factor, Gathered, Place, Posted, Settings, Setup};
+use super::executor::{Executor, Factor, Gathered, Place, Posted, Settings, Setup};
 use super::group;
 use super::id::UniqueId;
 use super::queue::Queue;
@@ -44,6 +44,8 @@ pub(super) struct Inner {
     staged: bool,
     pub(super) control: Arc<Control>,
     executor: Mutex<Option<Executor>>,
+    /// Waits for what was queued when the communicator ends, which is no time to make a stream; `None` on the staged path.
+    spare: Option<Stream>,
     queue: Mutex<Queue>,
     pub(super) exchange: Mutex<Exchange>,
     pub(super) shrinks: AtomicU64,
@@ -106,6 +108,7 @@ impl Communicator {
             },
             settings: settings.clone(),
         })?;
+        let spare = if executor.is_staged() { None } else { Some(gpu.stream()?) };
         if !executor.is_staged() && ranks > 1 {
             watch::over(&control)?;
         }
@@ -121,6 +124,7 @@ impl Communicator {
                 staged: executor.is_staged(),
                 control,
                 executor: Mutex::new(Some(executor)),
+                spare,
                 queue: Mutex::new(Queue::new(ranks)),
                 exchange: Mutex::new(exchange),
                 shrinks: AtomicU64::new(0),
@@ -325,7 +329,8 @@ impl Communicator {
             Err(_) => None,
         };
         if let Some(executor) = executor {
-            executor.close(lock(&self.inner.queue).tail(), Instant::now());
+            let tail = lock(&self.inner.queue).tail(&executor, self.inner.spare.as_ref());
+            executor.close(tail, Instant::now());
         }
     }
 
@@ -336,7 +341,7 @@ impl Communicator {
     pub fn close(&self, deadline: Instant) -> Result<()> {
         let executor = lock(&self.inner.executor).take();
         if let Some(executor) = executor {
-            let tail = lock(&self.inner.queue).tail();
+            let tail = lock(&self.inner.queue).tail(&executor, self.inner.spare.as_ref());
             executor.close(tail, deadline);
         }
         self.async_error().map_or(Ok(()), Err)
@@ -388,10 +393,10 @@ impl Inner {
         };
         let mut queue = lock(&self.queue);
         for (mut posted, stream) in collectives {
-            queue.turn_to(&stream)?;
+            queue.turn_to(executor, &stream)?;
             posted.sequence = queue.collectives + 1;
             let announcement = Announcement { sequence: posted.sequence, call: posted.call };
-            executor.enqueue(&Batch::Collective(posted), &stream)?;
+            queue.collective(executor, posted, &stream)?;
             // Kernels tell each other what they do; this is for people who ask what a rank did last.
             if !self.staged {
                 self.control.announce(&announcement);
@@ -406,7 +411,7 @@ impl Inner {
         if moves.is_empty() {
             return Ok(());
         }
-        queue.turn_to(&stream)?;
+        queue.turn_to(executor, &stream)?;
         let last = queue.transfers(executor, moves, &stream)?;
         if let (false, Some(last)) = (self.staged, last) {
             self.control.announce_transfer(&last);
@@ -423,7 +428,7 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         if let Some(executor) = lock(&self.executor).take() {
-            let tail = lock(&self.queue).tail();
+            let tail = lock(&self.queue).tail(&executor, self.spare.as_ref());
             executor.close(tail, Instant::now());
         }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use beeline_sys::cuda::CapturePoint;
 
-use super::executor::{Batch, Executor, Posted, Tail};
+use super::executor::{Batch, Ends, Executor, Posted, Tail};
 use crate::core::collective::{Announcement, Collective};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Event, Stream};
@@ -15,20 +15,37 @@ pub(super) struct Queue {
     pub(super) collectives: u64,
     sends: Vec<u64>,
     receives: Vec<u64>,
-    /// The stream of calls behind which no event stands yet; only inside of a call or a group.
-    open: Option<Arc<Stream>>,
+    /// The stream of calls whose end is not noted yet; only inside of a call or a group.
+    open: Option<Open>,
     last: Option<Last>,
     /// The end of the last call that became part of a graph.
     captured: Option<(Arc<Stream>, CapturePoint)>,
+}
+
+#[derive(Debug)]
+struct Open {
+    stream: Arc<Stream>,
+    /// Of all calls; once one needs an event, it stays so. `None`: nothing was queued.
+    ends: Option<Ends>,
+    /// Whether it was made to wait for another stream: then it holds what it waits for until an event stands behind that.
+    waits: bool,
 }
 
 /// Where the calls queued so far end.
 #[derive(Debug)]
 struct Last {
     stream: Arc<Stream>,
-    /// Behind the last call, in a stream that somebody may have destroyed since. One of this library lives as long as
-    /// its handle; there an event is recorded when somebody needs it, not by each call.
-    event: Option<Event>,
+    end: End,
+}
+
+#[derive(Debug)]
+enum End {
+    /// Of a stream of this library, which lives as long as its handle: an event is recorded when somebody needs it.
+    Stream,
+    /// Somebody may have destroyed the stream since.
+    Event(Event),
+    /// So many blocks are done then: no call of the driver stands behind the last kernel.
+    Counted(u32),
 }
 
 impl Queue {
@@ -38,8 +55,8 @@ impl Queue {
     }
 
     /// Makes `stream`, which the next call is for, wait for what was queued in another one.
-    pub(super) fn turn_to(&mut self, stream: &Arc<Stream>) -> Result<()> {
-        if self.open.as_ref().is_some_and(|open| Arc::ptr_eq(open, stream)) {
+    pub(super) fn turn_to(&mut self, executor: &Executor, stream: &Arc<Stream>) -> Result<()> {
+        if self.open.as_ref().is_some_and(|open| Arc::ptr_eq(&open.stream, stream)) {
             return Ok(());
         }
         self.settle()?;
@@ -50,24 +67,61 @@ impl Queue {
             // Of another capture, or of none: the program keeps the order, as with CUDA itself.
             handle.come_after(point).map_err(|error| uncaptured(stream, error))?;
         }
-        if let Some(last) = self.last.as_ref().filter(|last| other(&last.stream)) {
-            let waits = last.event().and_then(|event| stream.wait_event(&event));
-            waits.or_else(unless_capturing)?;
+        let last = self.last.as_ref().filter(|last| other(&last.stream));
+        if let Some(last) = last {
+            let held = last.hold_back(executor, stream).or_else(unless_capturing);
+            if held.is_err() {
+                // What the stream may hold for it is let go behind an event; the order stands as it was noted.
+                let _ = stream.record();
+            }
+            held?;
         }
-        self.open = Some(Arc::clone(stream));
+        let waits = last.is_some();
+        self.open = Some(Open { stream: Arc::clone(stream), ends: None, waits });
         Ok(())
     }
 
-    /// Records where the calls of the open stream end, where it would be too late afterwards.
+    /// Queues one call of all ranks in the open stream.
+    pub(super) fn collective(
+        &mut self,
+        executor: &mut Executor,
+        posted: Posted,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.enqueue(executor, &Batch::Collective(posted), stream)
+    }
+
+    fn enqueue(&mut self, executor: &mut Executor, batch: &Batch, stream: &Stream) -> Result<()> {
+        let queued = executor.enqueue(batch, stream);
+        if let Some(open) = &mut self.open {
+            // One that fails may have queued a part.
+            let new = queued.as_ref().map_or(Some(Ends::Event), |ends| *ends);
+            open.ends = Ends::both(open.ends, new);
+        }
+        queued.map(drop)
+    }
+
+    /// Notes where the calls of the open stream end, where it would be too late afterwards.
     pub(super) fn settle(&mut self) -> Result<()> {
-        let Some(stream) = self.open.take() else { return Ok(()) };
+        let Some(open) = self.open.take() else { return Ok(()) };
+        let Open { stream, ends, waits } = open;
         let Some(handle) = stream.as_cuda().filter(|handle| !handle.is_own()) else {
-            self.last = Some(Last { stream, event: None });
+            self.last = Some(Last { stream, end: End::Stream });
             return Ok(());
         };
+        match (ends, waits) {
+            // What was noted before still is the end.
+            (None, false) => return Ok(()),
+            (Some(Ends::Counted(blocks)), false) => {
+                self.last = Some(Last { stream, end: End::Counted(blocks) });
+                return Ok(());
+            }
+            _ => {}
+        }
         let result = match stream.record() {
             Ok(event) => {
-                self.last = Some(Last { stream: Arc::clone(&stream), event: Some(event) });
+                let end = End::Event(event);
+                self.last = Some(Last { stream: Arc::clone(&stream), end });
                 Ok(())
             }
             Err(error) if error.code() == CAPTURING => handle
@@ -81,14 +135,16 @@ impl Queue {
             Err(error) => Err(error),
         };
         if result.is_err() {
-            self.open = Some(stream);
+            self.open = Some(Open { stream, ends, waits });
         }
         result
     }
 
     /// Where everything that was queued ends.
-    pub(super) fn tail(&mut self) -> Tail {
-        match self.settle().and_then(|()| self.last.as_ref().map(Last::event).transpose()) {
+    pub(super) fn tail(&mut self, executor: &Executor, spare: Option<&Stream>) -> Tail {
+        let settled = self.settle();
+        let event = |last: &Last| last.event(executor, spare);
+        match settled.and_then(|()| self.last.as_ref().map(event).transpose()) {
             Ok(None) => Tail::Idle,
             Ok(Some(event)) => Tail::Event(event),
             Err(error) => {
@@ -125,7 +181,10 @@ impl Queue {
         }
         let last = batch.last();
         let last = last.map(|one| Announcement { sequence: one.sequence, call: one.call });
-        executor.enqueue(&Batch::Transfers(batch), stream)?;
+        if let (false, Some(open)) = (others.is_empty(), &mut self.open) {
+            open.waits = true;
+        }
+        self.enqueue(executor, &Batch::Transfers(batch), stream)?;
         (self.sends, self.receives) = (sends, receives);
         if !others.is_empty() {
             let done = stream.record()?;
@@ -140,8 +199,26 @@ impl Queue {
 }
 
 impl Last {
-    fn event(&self) -> Result<Event> {
-        self.event.clone().map_or_else(|| self.stream.record(), Ok)
+    /// Holds `stream` back until these calls have ended.
+    fn hold_back(&self, executor: &Executor, stream: &Stream) -> Result<()> {
+        match &self.end {
+            End::Stream => stream.wait_event(&self.stream.record()?),
+            End::Event(event) => stream.wait_event(event),
+            End::Counted(blocks) => executor.hold_back(stream, *blocks),
+        }
+    }
+
+    /// An event that stands behind them; for the end of a communicator.
+    fn event(&self, executor: &Executor, spare: Option<&Stream>) -> Result<Event> {
+        match &self.end {
+            End::Stream => self.stream.record(),
+            End::Event(event) => Ok(event.clone()),
+            End::Counted(blocks) => {
+                let spare = spare.ok_or_else(|| Error::refused("no stream waits for the end"))?;
+                executor.hold_back(spare, *blocks)?;
+                spare.record()
+            }
+        }
     }
 }
 
@@ -156,4 +233,26 @@ const CAPTURING: &str = "stream-capturing";
 /// Between a graph and what is outside of it the program keeps the order, as with CUDA itself.
 fn unless_capturing(error: Error) -> Result<()> {
     if error.code() == CAPTURING { Ok(()) } else { Err(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_that_one_call_needs_stands_behind_all() {
+        let (event, counted) = (Some(Ends::Event), |blocks| Some(Ends::Counted(blocks)));
+        for (first, second, both) in [
+            (None, None, None),
+            (None, counted(7), counted(7)),
+            // What queues nothing changes nothing.
+            (counted(7), None, counted(7)),
+            (event, None, event),
+            (counted(7), counted(9), counted(9)),
+            (event, counted(9), event),
+            (counted(7), event, event),
+        ] {
+            assert_eq!(Ends::both(first, second), both, "{first:?}, {second:?}");
+        }
+    }
 }

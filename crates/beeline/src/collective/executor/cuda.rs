@@ -19,11 +19,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use beeline_core::addr::DevicePtr;
-use beeline_sys::cuda::collective::{Args, Comm, KernelSet, Kernels, MoveArgs, ReduceArgs, Shape};
-use beeline_sys::cuda::{Context, DeviceMem, HostRegistration, Stream as Handle};
+use beeline_sys::cuda::collective::{
+    Args, Comm, DONE_AT, KernelSet, Kernels, MoveArgs, ReduceArgs, Shape, Way,
+};
+use beeline_sys::cuda::{Context, DeviceMem, HostRegistration, Stream as Handle, WaitFlags, Word};
 
 use super::staged::process_is_gone;
-use super::{Batch, Setup, Tail};
+use super::{Batch, Ends, Setup, Tail};
 use crate::collective::control::Control;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{CudaDevice, Stream};
@@ -45,6 +47,16 @@ pub(crate) struct Cuda {
     control: Arc<Control>,
     #[allow(dead_code, reason = "held for its drop")]
     pinned: Arc<HostRegistration>,
+    /// Whether kernels may start early.
+    early: bool,
+    /// Whether a stream can wait for a number of blocks.
+    counts: bool,
+    /// Blocks that the kernels of packets and lines will have counted once all that is queued is done.
+    blocks: u32,
+    /// Of what the present batch has queued; `None`: nothing yet.
+    ends: Option<Ends>,
+    /// Blocks of a kernel that lets the next one start at once: four such kernels fit on the device, whatever they take.
+    few_blocks: u32,
     /// Kernels used so far, few enough to be searched.
     kernels: Vec<(KernelSet, Arc<Kernels>)>,
 }
@@ -72,18 +84,58 @@ impl Cuda {
         Ok(joined)
     }
 
-    pub(super) fn enqueue(&mut self, batch: &Batch, stream: &Stream) -> Result<()> {
-        let handle = stream.as_cuda().ok_or_else(|| {
+    pub(super) fn enqueue(&mut self, batch: &Batch, stream: &Stream) -> Result<Option<Ends>> {
+        let handle = self.handle(stream)?;
+        // An event behind every call in a stream of somebody else's would cost as much as the call. What becomes part of a
+        // graph is not counted: it may run any number of times.
+        let context = Arc::clone(&self.context);
+        let failed = |error| self.failed("use a stream", error);
+        let _current = context.make_current().map_err(failed)?;
+        let counts = self.counts && !handle.is_own();
+        let counted = counts && !handle.is_capturing().map_err(failed)?;
+        self.comm.counted = u32::from(counted);
+        self.ends = None;
+        match batch {
+            Batch::Collective(posted) => self.collective(posted, handle)?,
+            Batch::Transfers(list) => self.transfers(list, handle)?,
+        }
+        Ok(self.ends)
+    }
+
+    /// Holds back `stream` until so many blocks are done, unless it is being captured.
+    pub(super) fn hold_back(&self, stream: &Stream, blocks: u32) -> Result<()> {
+        let handle = self.handle(stream)?;
+        let failed = |error| self.failed("order calls of a communicator in two streams", error);
+        if handle.is_capturing().map_err(failed)? {
+            return Ok(());
+        }
+        let word = Word::Device(&self.window, DONE_AT);
+        handle.wait_u32(word, blocks, WaitFlags::GEQ).map_err(failed)
+    }
+
+    fn handle<'a>(&self, stream: &'a Stream) -> Result<&'a Handle> {
+        stream.as_cuda().ok_or_else(|| {
             Error::refused(format!(
                 "the stream is of {}, the rank of {}",
                 stream.gpu().id(),
                 self.device
             ))
-        })?;
-        match batch {
-            Batch::Collective(posted) => self.collective(posted, handle),
-            Batch::Transfers(list) => self.transfers(list, handle),
+        })
+    }
+
+    /// Notes a kernel that was queued.
+    fn queued(&mut self, shape: Shape, held: &[Arc<DeviceMem>]) {
+        let counted = self.comm.counted != 0 && matches!(shape.way, Way::Packets | Way::Lines);
+        if counted {
+            self.blocks = self.blocks.wrapping_add(shape.blocks);
         }
+        self.ends = Some(match self.ends {
+            None | Some(Ends::Counted(_)) if counted && held.is_empty() => {
+                Ends::Counted(self.blocks)
+            }
+            // Buffers are let go behind an event, and kernels of chunks do not count.
+            _ => Ends::Event,
+        });
     }
 
     /// Nothing to do: data goes through the windows, wherever it comes from.
@@ -111,7 +163,9 @@ impl Cuda {
     ) -> Result<()> {
         let kernels = self.kernels(KernelSet::Move)?;
         let queued = stream.launch_collective(&kernels, shape, Args::Move(args), held);
-        queued.map_err(|error| self.failed("queue a collective", error))
+        queued.map_err(|error| self.failed("queue a collective", error))?;
+        self.queued(shape, held);
+        Ok(())
     }
 
     fn reduce(
@@ -124,7 +178,9 @@ impl Cuda {
     ) -> Result<()> {
         let kernels = self.kernels(set)?;
         let queued = stream.launch_collective(&kernels, shape, Args::Reduce(args), held);
-        queued.map_err(|error| self.failed("queue a collective", error))
+        queued.map_err(|error| self.failed("queue a collective", error))?;
+        self.queued(shape, held);
+        Ok(())
     }
 
     /// The kernels of `set`, compiled when first used; shared by all communicators of the device.

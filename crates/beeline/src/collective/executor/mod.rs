@@ -9,7 +9,8 @@
 //!   operation go together (except what only the executor knows, such as fp8 on an old device). Zero
 //!   counts come too, since they take part in the agreement; only a zero-count send or receive is
 //!   dropped by the communicator. Calls of one communicator run in the order they were queued, also over
-//!   several streams: the communicator makes a stream wait for the previous one's event.
+//!   several streams: the communicator makes a stream wait for the end of what was queued in the
+//!   previous one, as [`Ends`] says it is seen.
 //! - Before data moves, the executor agrees with the others: every rank shows its
 //!   [`Announcement`](super::Announcement) (its hash is compared word by word) and waits, until
 //!   [`Settings::deadline`] at most, for all others (for a send or receive: for its peer). A rank that differs
@@ -93,6 +94,9 @@ pub struct Settings {
     pub chunk_bytes: u64,
     /// Blocks or threads that work on one call (0: by size); results never depend on it.
     pub channels: u32,
+    /// Whether kernels of small calls may start while what was queued before them still runs, and wait for its end themselves,
+    /// where the device has instructions for that. What a program sees is the same; graphs have programmatic edges then.
+    pub early: bool,
     /// Always through host memory, also where the devices reach each other.
     pub staged: bool,
     /// What is to go wrong, for tests of programs that must bear it.
@@ -107,6 +111,7 @@ impl Default for Settings {
             algorithm: None,
             chunk_bytes: 1 << 20,
             channels: 0,
+            early: true,
             staged: false,
             faults: Faults::default(),
         }
@@ -114,8 +119,8 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The defaults, overridden by `BEELINE_COMM_TIMEOUT` (seconds, for both deadlines), `BEELINE_COMM_PATH` (`staged`)
-    /// and `BEELINE_COMM_CHUNK_BYTES`.
+    /// The defaults, overridden by `BEELINE_COMM_TIMEOUT` (seconds, for both deadlines), `BEELINE_COMM_PATH` (`staged`),
+    /// `BEELINE_COMM_EARLY` (0) and `BEELINE_COMM_CHUNK_BYTES`.
     pub fn from_env() -> Self {
         Self::default().overridden()
     }
@@ -132,6 +137,7 @@ impl Settings {
             settings.join_deadline = settings.deadline;
         }
         settings.staged = config::comm_staged();
+        settings.early = config::comm_early();
         settings.chunk_bytes = config::comm_chunk_bytes().unwrap_or(settings.chunk_bytes);
         settings
     }
@@ -181,6 +187,26 @@ pub enum Factor {
     Host([u8; 8]),
     /// One element in device memory, read when the call runs (`ncclScalarDevice`).
     Device(DevicePtr),
+}
+
+/// How the end of what was queued is seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ends {
+    /// By an event that is recorded behind it, or as a point of a capture.
+    Event,
+    /// Once so many blocks are done, ever ([`Executor::hold_back`]; the number wraps). Nothing has to be recorded.
+    Counted(u32),
+}
+
+impl Ends {
+    /// How the end of both is seen, the second queued behind the first: an event, if one of them needs it, as it may hold memory
+    /// or be none of the kernels that count.
+    pub(crate) fn both(first: Option<Self>, second: Option<Self>) -> Option<Self> {
+        match (first, second) {
+            (Some(Self::Event), _) | (_, Some(Self::Event)) => Some(Self::Event),
+            (first, second) => second.or(first),
+        }
+    }
 }
 
 /// Where the last call that was queued ends. A graph that a program still runs is not part of it.
@@ -241,11 +267,20 @@ impl Executor {
         matches!(self, Self::Staged(_))
     }
 
-    /// Queues `batch` in `stream`.
-    pub(crate) fn enqueue(&mut self, batch: &Batch, stream: &Stream) -> Result<()> {
+    /// Queues `batch` in `stream`. How its end is seen; `None` where there was nothing to queue.
+    pub(crate) fn enqueue(&mut self, batch: &Batch, stream: &Stream) -> Result<Option<Ends>> {
         match self {
             Self::Cuda(cuda) => cuda.enqueue(batch, stream),
-            Self::Staged(staged) => staged.enqueue(batch, stream),
+            Self::Staged(staged) => staged.enqueue(batch, stream).map(|()| Some(Ends::Event)),
+        }
+    }
+
+    /// Holds back what is queued next in `stream` until `blocks` are done; nothing where it is being captured.
+    pub(crate) fn hold_back(&self, stream: &Stream, blocks: u32) -> Result<()> {
+        match self {
+            Self::Cuda(cuda) => cuda.hold_back(stream, blocks),
+            // Never says `Ends::Counted`.
+            Self::Staged(_) => Ok(()),
         }
     }
 

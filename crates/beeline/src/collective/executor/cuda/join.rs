@@ -9,7 +9,7 @@ use beeline_core::reason::{Code, Reason};
 use beeline_sys::cuda::collective::{
     Comm, IpcMapping, RANKS_MAX, chunk_bytes, line_at, line_span, ll_blocks, push_at, window_bytes,
 };
-use beeline_sys::cuda::{DeviceMem, HostRegistration, Stream as Handle};
+use beeline_sys::cuda::{DeviceAttribute, DeviceMem, HostRegistration, Stream as Handle};
 
 use super::verify::{self, Probe};
 use super::{Cuda, LEFT_MAX, Peer, REPORT_OFFSET, device_of, process_is_gone, retire};
@@ -176,6 +176,9 @@ impl Own {
             comm.line_span = line_span(setup.ranks);
         }
         let visible = (0..setup.ranks).filter(|r| !process_is_gone(setup.control.process(*r)));
+        let counts = context.has_stream_waits();
+        let processors = context.device().attribute(DeviceAttribute::MULTIPROCESSOR_COUNT);
+        let few_blocks = u32::try_from(processors).unwrap_or(0) / 4;
         Ok(Cuda {
             visible: visible.collect(),
             rank: setup.rank,
@@ -187,6 +190,11 @@ impl Own {
             peers,
             control: Arc::clone(&setup.control),
             pinned: self.pinned,
+            early: setup.settings.early,
+            counts,
+            blocks: 0,
+            ends: None,
+            few_blocks,
             kernels: Vec::new(),
         })
     }

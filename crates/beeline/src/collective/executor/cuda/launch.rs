@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use beeline_sys::cuda::collective::{
-    Element, KernelSet, LINE_THREADS, LL_SPAN_MAX, LL_THREADS_MAX, LL_THREADS_MORE, MoveArgs,
-    Operator, PUSH_BLOCKS, PUSH_THREADS, Part, ReduceArgs, Shape, Way, chunk_bytes, line_blocks,
-    line_bytes_max, line_messages, ll_blocks,
+    ADMIT_AT_ONCE, ADMIT_HEARD, ADMIT_NEVER, Element, KernelSet, LINE_THREADS, LINE_THREADS_FEW,
+    LL_SPAN_MAX, LL_SPAN_MIN, LL_THREADS_MAX, LL_THREADS_MORE, MoveArgs, Operator, PUSH_BLOCKS,
+    PUSH_THREADS, Part, ReduceArgs, Shape, Way, chunk_bytes, line_blocks, line_bytes_max,
+    line_messages, ll_blocks, ll_span,
 };
 use beeline_sys::cuda::{DeviceMem, Stream as Handle};
 
@@ -14,14 +15,18 @@ use super::report::words;
 use super::rounds::{ROOM, Transfer, launches};
 use crate::collective::executor::{Factor, Place, Posted};
 use crate::core::addr::ByteRange;
+use crate::core::collective::plan::{
+    PACKET_BYTES_MAX, PACKET_MOVED_BYTES_MAX, PACKET_ONLY_BYTES_MAX,
+};
 use crate::core::collective::{Call, CallError, Collective, DataType, RedOp};
 use crate::error::{Error, Result};
 
-/// Parts up to this many bytes travel as packets: of reductions where lines can be used, and all others; measured on two
-/// H200 (docs/p2p.md). Both sides of a part must choose alike, so it depends on nothing but the size, the number of ranks,
-/// and what all ranks agreed on when they joined.
-const REDUCED_PACKETS_MAX: u64 = 128 << 10;
-const PACKETS_MAX: u64 = 512 << 10;
+/// Most bytes of a part for which lines that are only moved take fewer threads: both ways, and one way.
+const LINES_FEW_MAX: u64 = 4 << 20;
+const LINES_FEW_ONE_WAY_MAX: u64 = 8 << 20;
+/// A launch of parts up to this many bytes may start while the kernel before it still runs: it saves a microsecond. Larger
+/// ones do not miss it, and the room that waiting blocks take may be somebody else's.
+const EARLY_MAX: u64 = 8 << 20;
 /// Up to this many bytes an all-reduce of more than two ranks gives every rank every input; above, each
 /// reduces one part.
 const ONE_SHOT_MAX: u64 = 32 << 10;
@@ -145,7 +150,13 @@ impl Cuda {
                 most = most.max(part.send_bytes).max(part.recv_bytes);
             }
             if most > 0 {
-                self.move_parts(args, self.shape(way, most), stream, held)?;
+                let others = || args.parts.iter().zip(0..).filter(|(_, peer)| *peer != self.rank);
+                let sends = others().any(|(part, _)| part.send_bytes > 0);
+                let both = sends && others().any(|(part, _)| part.recv_bytes > 0);
+                let few_max = if both { LINES_FEW_MAX } else { LINES_FEW_ONE_WAY_MAX };
+                let shape = self.shape(way, most, few_max);
+                args.comm.admits = self.admits(shape);
+                self.move_parts(args, shape, stream, held)?;
             }
         }
         Ok(())
@@ -228,14 +239,21 @@ impl Cuda {
             word: work.word,
         };
         args.comm.call = work.packed;
-        let shape = self.shape(self.way(work.bytes, true), work.bytes);
+        let shape = self.shape(self.way(work.bytes, true), work.bytes, 0);
+        args.comm.admits = self.admits(shape);
         self.reduce(set, &args, shape, stream, work.held)
     }
 
     /// How a part of `bytes` travels, in a call that reduces or in one that does not.
     fn way(&self, bytes: u64, reduces: bool) -> Way {
         let lines = if self.comm.line_span > 0 { line_bytes_max(self.ranks) } else { 0 };
-        let packets = if reduces && lines > 0 { REDUCED_PACKETS_MAX } else { PACKETS_MAX };
+        // Both sides of a part must choose alike, so it depends on nothing but the size, the number of ranks, and what all
+        // ranks agreed on when they joined.
+        let packets = match (lines > 0, reduces) {
+            (true, true) => PACKET_BYTES_MAX,
+            (true, false) => PACKET_MOVED_BYTES_MAX,
+            (false, _) => PACKET_ONLY_BYTES_MAX,
+        };
         match bytes {
             _ if bytes <= packets.min(ll_blocks(self.ranks) * LL_SPAN_MAX) => Way::Packets,
             _ if bytes <= lines => Way::Lines,
@@ -254,23 +272,34 @@ impl Cuda {
         }
     }
 
-    /// The launch of a kernel whose largest part has `most` bytes.
-    fn shape(&self, way: Way, most: u64) -> Shape {
+    /// The launch of a kernel whose largest part has `most` bytes; lines up to `few_max` take fewer threads.
+    fn shape(&self, way: Way, most: u64, few_max: u64) -> Shape {
         let blocks_max = ll_blocks(self.ranks);
         let (blocks, threads) = match way {
             Way::Packets => {
-                let small = most <= blocks_max << 12;
-                let span = if small { 1 << 12 } else { 1 << 13 };
+                let span = ll_span(self.ranks, most);
                 let threads = most.min(span).div_ceil(8).next_multiple_of(32);
                 let threads = threads.min(LL_THREADS_MAX.into()) as u32 + LL_THREADS_MORE;
                 // A smaller part than the largest may be cut finer, and need all blocks.
-                let blocks = if small { most.div_ceil(span) } else { blocks_max };
+                let blocks = if span == LL_SPAN_MIN { most.div_ceil(span) } else { blocks_max };
                 (blocks.clamp(1, blocks_max), threads)
             }
-            Way::Lines => (line_blocks(self.ranks, most).clamp(1, blocks_max), LINE_THREADS),
+            Way::Lines => {
+                let threads = if most <= few_max { LINE_THREADS_FEW } else { LINE_THREADS };
+                (line_blocks(self.ranks, most).clamp(1, blocks_max), threads)
+            }
             Way::Push => (most.div_ceil(16).clamp(1, PUSH_BLOCKS), PUSH_THREADS),
         };
-        Shape { way, blocks: blocks as u32, threads }
+        Shape { way, blocks: blocks as u32, threads, early: self.early && most <= EARLY_MAX }
+    }
+
+    /// When a kernel lets blocks of the next one start, whoever's that is.
+    const fn admits(&self, shape: Shape) -> u32 {
+        match shape.early {
+            false => ADMIT_NEVER,
+            true if shape.blocks <= self.few_blocks => ADMIT_AT_ONCE,
+            true => ADMIT_HEARD,
+        }
     }
 }
 
