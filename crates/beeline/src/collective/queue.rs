@@ -86,6 +86,26 @@ impl Queue {
         self.enqueue(executor, &Batch::Collective(posted), stream)
     }
 
+    /// Counts calls that copies carry, in the open stream; how the last one is announced.
+    pub(super) fn copied(&mut self, calls: &[&Posted]) -> Option<Announcement> {
+        if let Some(open) = &mut self.open {
+            open.ends = Ends::Event;
+        }
+        let mut last = None;
+        for posted in calls {
+            let counts = match posted.call.kind {
+                Collective::Send => self.sends.get_mut(posted.call.root as usize),
+                Collective::Recv => self.receives.get_mut(posted.call.root as usize),
+                _ => Some(&mut self.collectives),
+            };
+            if let Some(count) = counts {
+                *count += 1;
+                last = Some(Announcement { sequence: *count, call: posted.call });
+            }
+        }
+        last
+    }
+
     fn enqueue(&mut self, executor: &mut Executor, batch: &Batch, stream: &Stream) -> Result<()> {
         let mut note = |ends| {
             if let Some(open) = &mut self.open {

@@ -1,0 +1,230 @@
+//! Large moves of groups that have all ranks: copies between the devices, where these are not simulated; the same bytes by
+//! whatever there is else.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use beeline::collective::{Call, Collective, Communicator, DataType, Place, group};
+use beeline::gpu::{Buffer, Compare, Gpu};
+
+use crate::support::*;
+
+const MOVES: [Collective; 5] = [
+    Collective::AllGather,
+    Collective::Broadcast,
+    Collective::Gather,
+    Collective::Scatter,
+    Collective::AllToAll,
+];
+
+fn job(ranks: u32) -> Job {
+    Job::with(ranks, &settings(|settings| settings.copy_engine_bytes = Some(10_000)))
+}
+
+fn copied(job: &Job) -> u64 {
+    job.comms.iter().map(Communicator::copied).sum()
+}
+
+/// Whether copies can be expected: `made` of them since there were `before`.
+fn expect(job: &Job, before: u64, made: bool, what: &str) {
+    let made = made && job.comms[0].gpu().as_sim().is_none();
+    assert_eq!(copied(job) > before, made, "{what}");
+}
+
+#[test]
+fn every_move_of_every_number_of_ranks() {
+    for (ranks, counts) in
+        [(2, &[9_999, 10_000, 12_289, 400_001][..]), (3, &[70_003]), (8, &[10_000, 20_001])]
+    {
+        for closed in [false, true] {
+            let mut job = job(ranks);
+            job.closed = closed;
+            for kind in MOVES {
+                for (turn, count) in (0_u32..).zip(counts) {
+                    let call = Call::new(kind, *count, DataType::U8).root(turn % ranks);
+                    let before = copied(&job);
+                    job.check(call, u64::from(turn) % 4);
+                    expect(&job, before, *count >= 10_000 && !closed, &format!("{call} {closed}"));
+                }
+            }
+            // Kernels in between, and what reduces.
+            let before = copied(&job);
+            job.check(all_reduce(300_000, DataType::F32), 0);
+            job.check(Call::new(Collective::AllGather, 999, DataType::F32), 0);
+            expect(&job, before, false, "what reduces, and what is small");
+        }
+    }
+}
+
+/// Memory that is mapped for its own device alone goes by kernels until it is opened.
+#[test]
+fn memory_is_opened_to_other_devices() {
+    let job = job(2);
+    let call = Call::new(Collective::Broadcast, 50_000, DataType::U8).root(1);
+    let alloc = |gpu: &Gpu| gpu.alloc_shareable(50_000).unwrap();
+    let buffers: Vec<Buffer> = job.comms.iter().map(|comm| alloc(comm.gpu())).collect();
+    for opened in [false, true] {
+        let before = copied(&job);
+        let sent = noise(50_000, 9 + u64::from(opened));
+        put(&buffers[1], 0, &sent, &job.streams[1]);
+        if opened && job.comms[0].gpu().as_sim().is_none() {
+            buffers[0].open_to(job.comms[1].gpu()).unwrap();
+        }
+        in_one_group(&job, call, |rank| (buffers[rank].clone(), 0, 0));
+        job.finish();
+        assert!(get(&buffers[0], 0, 50_000, &job.streams[0]) == sent);
+        expect(&job, before, opened, "opened");
+    }
+}
+
+fn in_one_group(job: &Job, call: Call, places: impl Fn(usize) -> (Buffer, u64, u64)) {
+    group(|| {
+        for (rank, (comm, stream)) in job.comms.iter().zip(&job.streams).enumerate() {
+            let (buffer, input, output) = places(rank);
+            let place = |at| Place::Buffer(buffer.clone(), at);
+            comm.call(call, place(input), place(output), None, stream)?;
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn in_place_where_nothing_is_overwritten() {
+    let job = job(3);
+    let bytes = 20_000_u64;
+    for (kind, made) in [(Collective::AllGather, true), (Collective::AllToAll, false)] {
+        let call = Call::new(kind, bytes, DataType::U8);
+        let inputs = inputs(&call, 3);
+        let gathers = kind == Collective::AllGather;
+        let buffers: Vec<Buffer> =
+            job.comms.iter().map(|comm| comm.gpu().alloc(3 * bytes).unwrap()).collect();
+        let own = |rank: usize| if gathers { rank as u64 * bytes } else { 0 };
+        for (rank, buffer) in buffers.iter().enumerate() {
+            put(buffer, own(rank), &inputs[rank], &job.streams[rank]);
+        }
+        let before = copied(&job);
+        in_one_group(&job, call, |rank| (buffers[rank].clone(), own(rank), 0));
+        job.finish();
+        expect(&job, before, made, kind.name());
+        for (rank, buffer) in (0_u32..).zip(&buffers) {
+            let found = get(buffer, 0, 3 * bytes, &job.streams[rank as usize]);
+            assert!(found == expected(&call, &inputs, &[], rank), "{kind} rank {rank}");
+        }
+    }
+}
+
+/// Sends and receives: rings, several of a pair, a rank to itself; with a small one among them, kernels.
+#[test]
+fn groups_of_sends_and_receives() {
+    let job = job(3);
+    let rings: [&[(usize, usize, u64)]; 2] = [
+        &[(0, 1, 60_000), (0, 1, 200_001), (1, 2, 30_000), (2, 0, 90_000), (2, 2, 50_000)],
+        &[(0, 1, 60_000), (1, 2, 100), (2, 0, 90_000)],
+    ];
+    for (list, made) in rings.into_iter().zip([true, false]) {
+        let before = copied(&job);
+        let buffers: Vec<[Buffer; 2]> = list
+            .iter()
+            .map(|(from, to, len)| {
+                [*from, *to].map(|rank| job.comms[rank].gpu().alloc(*len).unwrap())
+            })
+            .collect();
+        for (seed, ((from, _, len), [sent, _])) in (0..).zip(list.iter().zip(&buffers)) {
+            put(sent, 0, &noise(*len as usize, seed), &job.streams[*from]);
+        }
+        group(|| {
+            for ((from, to, len), [sent, received]) in list.iter().zip(&buffers) {
+                for (rank, peer, kind, buffer) in
+                    [(*to, *from, Collective::Recv, received), (*from, *to, Collective::Send, sent)]
+                {
+                    let call = Call::new(kind, *len, DataType::U8).root(peer as u32);
+                    let place = || Place::Buffer(buffer.clone(), 0);
+                    job.comms[rank].call(call, place(), place(), None, &job.streams[rank])?;
+                }
+            }
+            Ok(())
+        })
+        .unwrap();
+        job.finish();
+        expect(&job, before, made, "transfers");
+        for (seed, ((_, to, len), [_, received])) in (0..).zip(list.iter().zip(&buffers)) {
+            let got = get(received, 0, *len, &job.streams[*to]);
+            assert!(got == noise(*len as usize, seed), "transfer {seed}");
+        }
+    }
+}
+
+/// Copies come after what stands in the streams of both ranks, and before what follows in either, also in another stream.
+#[test]
+fn the_order_is_that_of_the_streams() {
+    let (len, job) = (100_000_u64, job(2));
+    let more: Vec<_> = job.comms.iter().map(|c| Arc::new(c.gpu().stream().unwrap())).collect();
+    for late in 0..2 {
+        // The stream of one rank is held back by the host; behind that, what is sent is written, and where it goes too.
+        let gates: Vec<_> = job.comms.iter().map(|comm| comm.gpu().pin(4096).unwrap()).collect();
+        let alloc = || job.comms.iter().map(|c| c.gpu().alloc(len).unwrap()).collect::<Vec<_>>();
+        let (sent, received, summed) = (alloc(), alloc(), alloc());
+        for rank in 0..2 {
+            let stream = &job.streams[rank];
+            if rank == late {
+                stream.wait_host_value(&gates[rank], 0, 1, Compare::Equal).unwrap();
+            }
+            stream.fill(&sent[rank], 0, len, 3 + rank as u8).unwrap();
+            stream.fill(&received[rank], 0, len, 0xee).unwrap();
+        }
+        let before = copied(&job);
+        group(|| {
+            for rank in 0..2_usize {
+                for (kind, buffer) in
+                    [(Collective::Send, &sent[rank]), (Collective::Recv, &received[rank])]
+                {
+                    let call = Call::new(kind, len, DataType::U8).root(1 - rank as u32);
+                    let place = || Place::Buffer(buffer.clone(), 0);
+                    job.comms[rank].call(call, place(), place(), None, &job.streams[rank])?;
+                }
+            }
+            Ok(())
+        })
+        .unwrap();
+        expect(&job, before, true, "an exchange");
+        // What was received is summed in another stream, and what was sent overwritten in the same.
+        for rank in 0..2 {
+            let what = (1000, DataType::U8, beeline::collective::RedOp::SUM);
+            let comm = &job.comms[rank];
+            comm.all_reduce(&received[rank], &summed[rank], what, &more[rank]).unwrap();
+            job.streams[rank].fill(&sent[rank], 0, len, 0xdd).unwrap();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        gates[late].mem().write(0, &1_u32.to_le_bytes()).unwrap();
+        for rank in 0..2 {
+            more[rank].synchronize(Instant::now() + LONG).unwrap();
+            let got = get(&received[rank], 0, len, &job.streams[rank]);
+            assert!(got == vec![4 - rank as u8; len as usize], "late {late}, rank {rank}");
+            assert_eq!(get(&summed[rank], 0, 1000, &more[rank]), [7; 1000]);
+        }
+        job.finish();
+    }
+}
+
+/// Calls that differ are left to the kernels, which name who differs.
+#[test]
+fn different_calls_are_named() {
+    let job = job(2);
+    let call = Call::new(Collective::AllGather, 30_000, DataType::U8);
+    group(|| {
+        for (rank, (comm, stream)) in job.comms.iter().zip(&job.streams).enumerate() {
+            let buffer = comm.gpu().alloc(100_000)?;
+            let place = || Place::Buffer(buffer.clone(), 0);
+            let call = Call { count: call.count + rank as u64, ..call };
+            comm.call(call, place(), place(), None, stream)?;
+        }
+        Ok(())
+    })
+    .unwrap();
+    for (comm, stream) in job.comms.iter().zip(&job.streams) {
+        stream.synchronize(Instant::now() + LONG).unwrap();
+        assert_eq!(comm.async_error().unwrap().code(), "collective-mismatch");
+    }
+    assert_eq!(copied(&job), 0);
+}
