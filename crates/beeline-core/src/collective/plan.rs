@@ -167,7 +167,7 @@ fn built(call: &Call, n: u32, (part, most): (u64, u64), route: Algorithm) -> Res
     if matches!(route, Algorithm::CopyEngine | Algorithm::ScatterGather) {
         return Err(Reason::with(
             Code::NotBuilt,
-            "kernels push with stores, from each rank to each",
+            "kernels push with stores; what one group has for all ranks may go by copies",
         ));
     }
     if route == Algorithm::OneShot && part <= most {
