@@ -48,7 +48,20 @@ enum End {
     Counted(u32),
 }
 
+/// How many calls were queued: of all ranks, and of this one to and from each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Counts<'a> {
+    pub(super) collectives: u64,
+    pub(super) sends: &'a [u64],
+    pub(super) receives: &'a [u64],
+}
+
 impl Queue {
+    pub(super) fn counts(&self) -> Counts<'_> {
+        let Self { collectives, sends, receives, .. } = self;
+        Counts { collectives: *collectives, sends, receives }
+    }
+
     pub(super) fn new(ranks: u32) -> Self {
         let counts = vec![0; ranks as usize];
         Self { sends: counts.clone(), receives: counts, ..Self::default() }

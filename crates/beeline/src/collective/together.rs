@@ -7,8 +7,9 @@ use super::communicator::Inner;
 use super::control::Failure;
 use super::executor::{Direct, Posted};
 use super::group::{ByRank, Queued};
+use super::queue::{Counts, Queue};
 use crate::core::collective::plan::copied_bytes_min;
-use crate::error::{Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::gpu::Stream;
 use crate::lock;
 
@@ -49,28 +50,32 @@ pub(super) fn queue(group: &[ByRank]) -> Option<Result<()>> {
     }
     // In the order of ranks, which no other thread that drives several of them does otherwise.
     let mut executors: Vec<_> = all.iter().map(|(rank, ..)| lock(&rank.executor)).collect();
+    let mut queues: Vec<_> = all.iter().map(|(rank, ..)| lock(&rank.queue)).collect();
+    let counts: Vec<_> = queues.iter().map(|queue| queue.counts()).collect();
+    if !are_even(&counts) {
+        return None;
+    }
     let mut direct = Direct::new();
     for (executor, (_, calls, stream)) in executors.iter_mut().zip(&all) {
         direct.add(executor.as_mut()?, stream, calls)?;
     }
     let moves = direct.plan(least)?;
     drop(direct);
-    let queued = all.iter().zip(&mut executors).try_for_each(|((rank, _, stream), executor)| {
-        let executor = executor.as_mut();
-        executor.map_or(Ok(()), |executor| lock(&rank.queue).turn_to(executor, stream))
+    let turned = all.iter().zip(&executors).zip(&mut queues);
+    let queued = turned.map(|(((_, _, stream), executor), queue)| {
+        executor.as_ref().map_or(Ok(()), |executor| queue.turn_to(executor, stream))
     });
-    let queued = queued.and_then(|()| {
+    let queued = queued.collect::<Result<Vec<()>>>().and_then(|_| {
         let mut direct = Direct::new();
         for (executor, (_, calls, stream)) in executors.iter_mut().zip(&all) {
-            if let Some(executor) = executor.as_mut() {
-                let _ = direct.add(executor, stream, calls);
-            }
+            let added = executor.as_mut().and_then(|one| direct.add(one, stream, calls));
+            added.ok_or_else(|| Error::refused("a rank is gone"))?;
         }
         direct.queue(&moves)
     });
-    for (rank, calls, _) in &all {
+    for ((rank, calls, _), queue) in all.iter().zip(&mut queues) {
         match &queued {
-            Ok(()) => note(rank, calls),
+            Ok(()) => note(rank, queue, calls),
             // Some ranks may have what others have not.
             Err(error) => rank.control.fail(Failure::Other(Kind::Device, error.to_string())),
         }
@@ -78,12 +83,48 @@ pub(super) fn queue(group: &[ByRank]) -> Option<Result<()>> {
     Some(queued)
 }
 
+/// Whether every earlier call of a rank has been made by its partners too: else the calls of this group are for those.
+fn are_even(all: &[Counts<'_>]) -> bool {
+    all.iter().zip(0_usize..).all(|(one, rank)| {
+        let of = |counts: &[u64], at: usize| counts.get(at).copied();
+        all.iter().zip(0_usize..).all(|(other, peer)| {
+            one.collectives == other.collectives
+                && of(one.sends, peer).is_some()
+                && of(one.sends, peer) == of(other.receives, rank)
+        })
+    })
+}
+
 /// Counts the calls, as their kernels would be.
-fn note(rank: &Inner, calls: &[&Posted]) {
-    let last = lock(&rank.queue).copied(calls);
-    match last {
+fn note(rank: &Inner, queue: &mut Queue, calls: &[&Posted]) {
+    match queue.copied(calls) {
         Some(last) if last.call.kind.is_pairwise() => rank.control.announce_transfer(&last),
         Some(last) => rank.control.announce(&last),
         None => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_rank_made_alone_before_is_for_the_kernels() {
+        let check = |counts: [(u64, [u64; 2], [u64; 2]); 2], even| {
+            let all: Vec<Counts<'_>> = counts
+                .iter()
+                .map(|(collectives, sends, receives)| Counts {
+                    collectives: *collectives,
+                    sends,
+                    receives,
+                })
+                .collect();
+            assert_eq!(are_even(&all), even, "{counts:?}");
+        };
+        check([(3, [1, 2], [1, 5]), (3, [5, 0], [2, 0])], true);
+        check([(3, [0, 0], [0, 0]), (4, [0, 0], [0, 0])], false);
+        check([(0, [0, 1], [0, 0]), (0, [0, 0], [0, 0])], false);
+        check([(0, [0, 0], [0, 0]), (0, [1, 0], [0, 0])], false);
+        check([(0, [0, 0], [1, 0]), (0, [0, 0], [0, 0])], false);
     }
 }

@@ -207,6 +207,34 @@ fn the_order_is_that_of_the_streams() {
     }
 }
 
+/// A receive is for the first send that has none, also where the group has another one that would fit.
+#[test]
+fn what_was_sent_before_comes_first() {
+    let (len, job) = (20_000, job(2));
+    let buffer = |rank: usize| job.comms[rank].gpu().alloc(len).unwrap();
+    let (sent, received) = ([buffer(0), buffer(0)], [buffer(1), buffer(1)]);
+    for (seed, buffer) in (0..).zip(&sent) {
+        put(buffer, 0, &noise(len as usize, seed), &job.streams[0]);
+    }
+    let one = |rank: usize, kind, buffer: &Buffer| {
+        let call = Call::new(kind, len, DataType::U8).root(1 - rank as u32);
+        let place = || Place::Buffer(buffer.clone(), 0);
+        job.comms[rank].call(call, place(), place(), None, &job.streams[rank])
+    };
+    one(0, Collective::Send, &sent[0]).unwrap();
+    group(|| {
+        one(0, Collective::Send, &sent[1])?;
+        one(1, Collective::Recv, &received[0])
+    })
+    .unwrap();
+    one(1, Collective::Recv, &received[1]).unwrap();
+    job.finish();
+    for (seed, buffer) in (0..).zip(&received) {
+        assert!(get(buffer, 0, len, &job.streams[1]) == noise(len as usize, seed), "{seed}");
+    }
+    expect(&job, 0, false, "an earlier send");
+}
+
 /// Calls that differ are left to the kernels, which name who differs.
 #[test]
 fn different_calls_are_named() {
