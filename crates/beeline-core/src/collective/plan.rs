@@ -95,7 +95,7 @@ pub const fn flagged_bytes_max(ranks: u32) -> u64 {
 /// below, events and the start of copies take longer than stores do. Measured between two ranks; never planned, since a
 /// plan does not know of groups.
 pub const fn copied_bytes_min(ranks: u32) -> u64 {
-    if ranks > 1 { 64 << 20 } else { u64::MAX }
+    if ranks > 1 { 128 << 20 } else { u64::MAX }
 }
 /// Most bytes of an all-reduce of more than two ranks that every rank reduces itself; above they share the work.
 pub const WHOLE_BYTES_MAX: u64 = 32 << 10;
