@@ -16,7 +16,7 @@ fn main() {
     println!("cargo::rerun-if-env-changed=CXX");
     let kernels = folder("CARGO_MANIFEST_DIR").join("../../kernels");
     let kernels = fs::canonicalize(&kernels).unwrap_or(kernels);
-    for part in ["beeline", "emulate", "ptx", "move.cu", "peer.cu", "reduce.cu"] {
+    for part in ["beeline", "emulate", "ptx", "move.cu", "peer.cu", "reduce.cu", "stage.cu"] {
         println!("cargo::rerun-if-changed={}", kernels.join(part).display());
     }
     let out = folder("OUT_DIR");

@@ -66,6 +66,16 @@ DEVICE u32 peek(u64 at) {
     asm volatile("ld.volatile.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
     return v;
 }
+DEVICE u64 load_flag_wide(u64 at) {
+    u64 v;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(at) : "memory");
+    return v;
+}
+DEVICE u64 peek_wide(u64 at) {
+    u64 v;
+    asm volatile("ld.volatile.global.u64 %0, [%1];" : "=l"(v) : "l"(at) : "memory");
+    return v;
+}
 // Everything this block has written (its barrier came before) is seen by whoever sees the flag.
 DEVICE void release_flag(u64 at, u32 v) {
     asm volatile("fence.acq_rel.sys; st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(v) : "memory");

@@ -145,6 +145,8 @@ inline Quad load_shared16(u64 at) { return load_packet(at); }
 inline void store_shared16(u64 at, Quad v) { store_packet(at, v); }
 inline u32 load_flag(u64 at) { return host_word<u32>(at).load(std::memory_order_acquire); }
 inline u32 peek(u64 at) { return host_word<u32>(at).load(std::memory_order_acquire); }
+inline u64 load_flag_wide(u64 at) { return host_word<u64>(at).load(std::memory_order_acquire); }
+inline u64 peek_wide(u64 at) { return host_word<u64>(at).load(std::memory_order_acquire); }
 inline void release_flag(u64 at, u32 v) { host_word<u32>(at).store(v, std::memory_order_release); }
 inline void store_word(u64 at, u32 v) { host_word<u32>(at).store(v, std::memory_order_release); }
 inline void store_wide(u64 at, u64 v) { host_word<u64>(at).store(v, std::memory_order_release); }

@@ -233,7 +233,10 @@ static void troubles(Way way, int kind) { // 0 another call, 1 never comes, 2 ab
     }
 }
 
+#include "stage.h"
+
 int main() {
+    stages();
     for (u32 n : {2u, 3u})
         for (Way way : WAYS) {
             for (bool ring : {false, true})

@@ -53,6 +53,7 @@ pub(crate) fn run(args: &[String]) -> Outcome {
     let mut modules = vec![
         ("move".to_owned(), "move.cu", vec![("compute_80", None)]),
         ("peer".to_owned(), "peer.cu", vec![("compute_80", None)]),
+        ("stage".to_owned(), "stage.cu", vec![("compute_70", None)]),
     ];
     for (name, architecture) in TYPES {
         for operator in OPERATORS {
@@ -74,7 +75,7 @@ pub(crate) fn run(args: &[String]) -> Outcome {
         }
     }
     if different.is_empty() {
-        println!("{} modules", 2 + TYPES.len() * OPERATORS.len());
+        println!("{} modules", 3 + TYPES.len() * OPERATORS.len());
         return if check { Ok(()) } else { machine_code(&folder, false) };
     }
     Err(format!("kernels/ptx is not what the sources give: {}", different.join(" ")))
@@ -148,18 +149,18 @@ const ASSEMBLER: &str = "V13.0.88";
 /// Says of which PTX each file of machine code was made: a check that needs no assembler.
 const ORIGINS: &str = "sm_90/origins.txt";
 
-/// Modules of collectives: those that have machine code too.
-fn collectives() -> Vec<String> {
+/// Modules that have machine code too: those of collectives, and of requests in stream order.
+fn assembled() -> Vec<String> {
     let reductions = TYPES.iter().flat_map(|(name, _)| {
         OPERATORS.iter().map(move |operator| format!("{name}-{operator}").to_lowercase())
     });
-    std::iter::once("move".to_owned()).chain(reductions).collect()
+    ["move", "stage"].map(str::to_owned).into_iter().chain(reductions).collect()
 }
 
 /// What the committed PTX is now, a line a module.
 fn origins(folder: &Path) -> Result<String, String> {
     let mut all = String::new();
-    for module in collectives() {
+    for module in assembled() {
         let place = folder.join(format!("ptx/{module}.ptx"));
         let text = fs::read(&place).map_err(|error| format!("{}: {error}", place.display()))?;
         // FNV-1a: against what somebody forgot, not against an enemy.
@@ -171,7 +172,7 @@ fn origins(folder: &Path) -> Result<String, String> {
     Ok(all)
 }
 
-/// Writes, or compares, the machine code of all collectives for compute capability 9.0, made of the committed PTX.
+/// Writes, or compares, the machine code of all modules in use for compute capability 9.0, made of the committed PTX.
 fn machine_code(folder: &Path, check: bool) -> Outcome {
     let origins = origins(folder)?;
     if check && fs::read_to_string(folder.join(ORIGINS)).ok() != Some(origins.clone()) {
@@ -192,7 +193,7 @@ fn machine_code(folder: &Path, check: bool) -> Outcome {
     fs::create_dir_all(&work).map_err(fail)?;
     fs::create_dir_all(folder.join("sm_90")).map_err(fail)?;
     let mut different = Vec::new();
-    for module in collectives() {
+    for module in assembled() {
         // The same names for all, in a folder of their own: nothing of the place is in what comes out.
         let ptx = fs::read_to_string(folder.join(format!("ptx/{module}.ptx")))
             .map_err(|e| e.to_string())?;

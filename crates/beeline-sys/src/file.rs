@@ -162,6 +162,27 @@ pub fn is_readable_now(fd: BorrowedFd<'_>, at: u64) -> io::Result<bool> {
     if error.raw_os_error() == Some(libc::EAGAIN) { Ok(false) } else { Err(error) }
 }
 
+/// Reads up to `len` bytes of `fd` from `at` into `mem` from `offset` on, as far as they are in the page cache; never waits
+/// for a drive. One system call.
+///
+/// # Errors
+/// As [`is_readable_now`]; `EAGAIN` where the first of them is not in the page cache.
+pub fn pread_now(
+    fd: BorrowedFd<'_>,
+    mem: &HostMem,
+    offset: u64,
+    len: u64,
+    at: u64,
+) -> io::Result<u64> {
+    let len = len.min(RW_MAX);
+    let into = mem.at(offset, len)?;
+    let at = i64::try_from(at).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let iov = libc::iovec { iov_base: into.cast(), iov_len: len as usize };
+    // SAFETY: `iov` names bytes inside `mem`, which `at` checked and which lives until the call returns.
+    let n = unsafe { libc::preadv2(fd.as_raw_fd(), &raw const iov, 1, at, libc::RWF_NOWAIT) };
+    u64::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
 /// Bytes of `[at, at + len)` that the page cache holds (cachestat, Linux 6.5), whole pages counted.
 ///
 /// # Errors
@@ -267,7 +288,12 @@ mod tests {
         assert_eq!(mapped_bytes(file.as_fd(), 5000, 10).unwrap(), crate::mem::page_size() as u64);
         assert!(mapped_bytes(file.as_fd(), u64::MAX, 2).is_err());
         match is_readable_now(file.as_fd(), 4096) {
-            Ok(now) => assert!(now),
+            Ok(now) => {
+                assert!(now);
+                let mem = HostMem::anonymous(4096).unwrap();
+                assert_eq!(pread_now(file.as_fd(), &mem, 5, 1000, 4096).unwrap(), 1000);
+                assert!(pread_now(file.as_fd(), &mem, 4000, 97, 0).is_err());
+            }
             Err(error) => println!("SKIP rwf-nowait ({error})"),
         }
     }

@@ -265,13 +265,11 @@ pub struct CufileConfig {
     pub log: Option<String>,
     /// Where statistics are left for `beeline cufile stats`.
     pub stats_folder: Option<PathBuf>,
-    /// What `CUDA_DEVICE_MAX_CONNECTIONS` says: the hardware queues that all streams of a device share.
-    pub connections: Option<u64>,
 }
 
 impl CufileConfig {
     /// Reads `CUFILE_*`, `BEELINE_LOG`, `BEELINE_CUFILE_WAIT` (`driver`, `word`, `event`),
-    /// `BEELINE_CUFILE_VERSION` and `BEELINE_CUFILE_STATS` (a folder); of the driver's, `CUDA_DEVICE_MAX_CONNECTIONS`.
+    /// `BEELINE_CUFILE_VERSION` and `BEELINE_CUFILE_STATS` (a folder).
     pub fn from_env() -> Self {
         let all = std::env::vars_os().filter_map(|(name, value)| {
             let name = name.into_string().ok().filter(|name| name.starts_with("CUFILE_"))?;
@@ -290,7 +288,6 @@ impl CufileConfig {
             version: number("BEELINE_CUFILE_VERSION").and_then(|n| u32::try_from(n).ok()),
             log: text("BEELINE_LOG"),
             stats_folder: path("BEELINE_CUFILE_STATS"),
-            connections: number("CUDA_DEVICE_MAX_CONNECTIONS"),
         }
     }
 }

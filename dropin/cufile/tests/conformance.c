@@ -756,45 +756,111 @@ static void streams(void) {
             check(cu_end(s, &graph) == 0, "end of capture, mode %d", mode);
         }
     }
+    /* what is not in the page cache, at places that agree with nothing */
+    int fd = open(path, O_RDONLY);
+    fsync(fd);
+    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    close(fd);
+    late_t c[] = {{1 << 20, 13, 5, -999}, {300000, 2 << 20, 2 << 20, -999}, {5000, (3 << 20) + 4096, 3 << 20, -999}};
+    cu_set(d, 0xa5, B);
+    for (int i = 0; i < 3; i++) CODE(p_cuFileReadAsync(h, (void *)d, &c[i].size, &c[i].file, &c[i].place, &c[i].moved, s), 0);
+    check(cu_sync(s) == 0, "sync");
+    bytes = malloc(B);
+    cu_d2h(bytes, d, B);
+    for (int i = 0; i < 3; i++) {
+        int right = c[i].moved == (ssize_t)c[i].size;
+        for (size_t k = 0; right && k < c[i].size; k++) right = bytes[c[i].place + k] == byte_at(c[i].file + k, 1);
+        check(right, "cold %d: %zd of %zu", i, c[i].moved, c[i].size);
+    }
+    free(bytes);
+    /* a file that takes no more, in the middle of a request */
+    char *full = file_of("streams-full", 0, 1);
+    CUfileHandle_t f = handle_of(full, O_RDWR);
+    struct rlimit before, limit;
+    getrlimit(RLIMIT_FSIZE, &before);
+    limit = before;
+    limit.rlim_cur = 1000000;
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &limit);
+    late_t over[] = {{B, 0, 0, -999}, {B, 1000000, 0, -999}};
+    for (int i = 0; i < 2; i++) CODE(p_cuFileWriteAsync(f, (void *)d, &over[i].size, &over[i].file, &over[i].place, &over[i].moved, s), 0);
+    check(cu_sync(s) == 0, "sync");
+    setrlimit(RLIMIT_FSIZE, &before);
+    check(over[0].moved == 1000000 && over[1].moved == -EFBIG, "beyond the limit: %zd and %zd", over[0].moved, over[1].moved);
+    /* closed while a request waits for its stream */
+    late_t left = {4096, 0, 0, -999};
+    __atomic_store_n((unsigned *)word, 0, __ATOMIC_SEQ_CST);
+    check(cu_wait(s, gate, 1, 1) == 0, "hold the stream");
+    CODE(p_cuFileReadAsync(h, (void *)d, &left.size, &left.file, &left.place, &left.moved, s), 0);
     CODE(p_cuFileDriverClose_v2(), 0);
+    __atomic_store_n((unsigned *)word, 1, __ATOMIC_SEQ_CST);
+    check(cu_sync(s) == 0 && left.moved == -5027, "closed meanwhile: %zd", left.moved);
     cu_unregister(word);
     cu_free(d);
 }
 
-/* requests in many streams of every priority, between copies of the caller's; also where all streams share one
- * hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1) */
+/* requests in many streams of every priority and in the default ones, between copies of the caller's, each stream
+ * waiting for the next one's; some larger than the pinned memory of a request. Also where all streams share one hardware
+ * queue (CUDA_DEVICE_MAX_CONNECTIONS=1), and where there is less pinned memory than requests want
+ * (BEELINE_POOL_BYTES) */
 static void connections(void) {
-    enum { STREAMS = 40, ROUNDS = 4, B = 1 << 20, COPY = 64 << 10, SMALL = 5000 };
+    enum { MADE = 40, STREAMS = MADE + 3, BEFORE = 24, ROUNDS = 4, B = 1 << 20, COPY = 64 << 10, SMALL = 5000 };
+    enum { BIGS = 3, BIG = (9 << 20) + 77, ROOM = BIG + 4096 };
     void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
     int (*make)(CUstream *, unsigned, int), (*range)(int *, int *);
     int (*in)(dptr, const void *, size_t, CUstream), (*out)(void *, dptr, size_t, CUstream);
+    int (*event)(void **, unsigned), (*record)(void *, CUstream), (*after)(CUstream, void *, unsigned);
     *(void **)&make = dlsym(cuda, "cuStreamCreateWithPriority");
     *(void **)&range = dlsym(cuda, "cuCtxGetStreamPriorityRange");
     *(void **)&in = symbol(cuda, "cuMemcpyHtoDAsync_v2");
     *(void **)&out = symbol(cuda, "cuMemcpyDtoHAsync_v2");
-    char *path = file_of("connections", B + STREAMS * COPY, 1);
-    CUfileHandle_t h = handle_of(path, O_RDWR);
-    dptr d = device((size_t)STREAMS * (B + COPY));
-    CUstream s[STREAMS];
+    *(void **)&event = symbol(cuda, "cuEventCreate");
+    *(void **)&record = symbol(cuda, "cuEventRecord");
+    *(void **)&after = symbol(cuda, "cuStreamWaitEvent");
+    char *path = file_of("connections", B + STREAMS * COPY, 1), *large = file_of("connections-large", 2 * BIGS * ROOM, 2);
+    CUfileHandle_t h = handle_of(path, O_RDWR), hl = handle_of(large, O_RDWR);
+    dptr d = device((size_t)STREAMS * (B + COPY)), dl = device(2 * ROOM * BIGS);
+    CUstream s[STREAMS], before;
     int least = 0, greatest = 0;
     if (range) range(&least, &greatest);
-    for (int i = 0; i < STREAMS; i++) {
+    for (int i = 0; i < BEFORE; i++)
+        if (cu_stream(&before, 1)) die("a stream");
+    for (int i = 0; i < MADE; i++) {
         int priority = i % 3 == 0 ? greatest : i % 3 == 1 ? least : 0;
         if (make ? make(&s[i], 1, priority) : cu_stream(&s[i], 1)) die("a stream");
     }
+    s[MADE] = NULL, s[MADE + 1] = (CUstream)1, s[MADE + 2] = (CUstream)2;
+    void *e[STREAMS];
+    for (int i = 0; i < STREAMS; i++)
+        if (event(&e[i], 2)) die("an event");
     u8 *from = aligned_alloc(4096, STREAMS * COPY), *to = aligned_alloc(4096, STREAMS * B), *want = pattern(B, 0, 1);
+    u8 *wanted = pattern(BIGS * ROOM, 0, 2), *got = malloc(ROOM);
     if (cu_register(from, STREAMS * COPY, 3) || cu_register(to, STREAMS * B, 3)) die("pinned memory");
-    static late_t r[STREAMS], w[STREAMS], few[STREAMS];
-    for (int round = 0; round < ROUNDS; round++) {
+    static late_t r[STREAMS], w[STREAMS], few[STREAMS], rl[BIGS], wl[BIGS];
+    int rounds = getenv("CONFORMANCE_AT_CALL") ? 1 : ROUNDS;
+    for (int round = 0; round < rounds; round++) {
         memset(from, round + 1, STREAMS * COPY);
         memset(to, 0, STREAMS * B);
         for (int i = 0; i < STREAMS; i++) {
             dptr own = d + (dptr)i * (B + COPY);
             r[i] = (late_t){B, 0, 0, -999};
-            w[i] = (late_t){round % 2 ? COPY : SMALL, B + i * COPY, B, -999};
-            few[i] = (late_t){SMALL, 17, 17, -999};
             check(in(own + B, from + i * COPY, COPY, s[i]) == 0, "copy in");
             CODE(p_cuFileReadAsync(h, (void *)own, &r[i].size, &r[i].file, &r[i].place, &r[i].moved, s[i]), 0);
+            if (i % 15 == 7) {
+                /* at addresses and places in the file that agree with nothing */
+                int k = i / 15;
+                rl[k] = (late_t){BIG, k * ROOM + round, k * ROOM + 3 * round, -999};
+                wl[k] = (late_t){BIG, (BIGS + k) * ROOM + 5 * round, k * ROOM + 3 * round, -999};
+                CODE(p_cuFileReadAsync(hl, (void *)dl, &rl[k].size, &rl[k].file, &rl[k].place, &rl[k].moved, s[i]), 0);
+                CODE(p_cuFileWriteAsync(hl, (void *)dl, &wl[k].size, &wl[k].file, &wl[k].place, &wl[k].moved, s[i]), 0);
+            }
+            check(record(e[i], s[i]) == 0, "record");
+        }
+        for (int i = 0; i < STREAMS; i++) {
+            dptr own = d + (dptr)i * (B + COPY);
+            w[i] = (late_t){round % 2 ? COPY : SMALL, B + i * COPY, B, -999};
+            few[i] = (late_t){SMALL, 17, 17, -999};
+            check(after(s[i], e[(i + 1) % STREAMS], 0) == 0, "wait for the next stream");
             CODE(p_cuFileReadAsync(h, (void *)own, &few[i].size, &few[i].file, &few[i].place, &few[i].moved, s[i]), 0);
             check(out(to + i * B, own, B, s[i]) == 0, "copy out");
             CODE(p_cuFileWriteAsync(h, (void *)own, &w[i].size, &w[i].file, &w[i].place, &w[i].moved, s[i]), 0);
@@ -811,24 +877,59 @@ static void connections(void) {
         check(!bad, "round %d: %d differ", round, bad);
         free(file);
         close(fd);
+        for (int k = 0; k < BIGS; k++) {
+            check(rl[k].moved == BIG && wl[k].moved == BIG, "large %d: read %zd, written %zd", k, rl[k].moved, wl[k].moved);
+            check(!cu_d2h(got, dl + rl[k].place, BIG) && !memcmp(got, wanted + rl[k].file, BIG), "round %d: large %d", round, k);
+            check(file_same(large, wl[k].file, BIG, rl[k].file, 2), "round %d: written large %d", round, k);
+        }
+    }
+    /* sizes that are not known at the call: longer, shorter, beyond the end of the file */
+    u8 *word = aligned_alloc(4096, 4096);
+    dptr gate = 0;
+    memset(word, 0, 4096);
+    if (cu_register(word, 4096, 3) || cu_map(&gate, word, 0)) die("a word for the stream");
+    const size_t sizes[] = {BIG, 1, 0, 3 << 20, 6 * ROOM + 5, 100000};
+    for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        if (getenv("CONFORMANCE_AT_CALL")) break;
+        late_t l = {i % 2 ? BIG : 10, 0, 0, -999}, v = l;
+        off_t end = 2 * BIGS * ROOM;
+        __atomic_store_n((unsigned *)word, 0, __ATOMIC_SEQ_CST);
+        check(cu_wait(s[1], gate, 1, 1) == 0, "hold the stream");
+        CODE(p_cuFileReadAsync(hl, (void *)dl, &l.size, &l.file, &l.place, &l.moved, s[1]), 0);
+        CODE(p_cuFileWriteAsync(hl, (void *)dl, &v.size, &v.file, &v.place, &v.moved, s[1]), 0);
+        l = (late_t){sizes[i], sizes[i] > (size_t)end ? BIG : 4099, 11, -999};
+        if (sizes[i] > (size_t)end) l.size = 2 * ROOM * BIGS - 11;
+        v = (late_t){sizes[i] > BIG ? BIG : sizes[i], l.file, l.place, -999};
+        __atomic_store_n((unsigned *)word, 1, __ATOMIC_SEQ_CST);
+        check(cu_sync(s[1]) == 0, "sync");
+        ssize_t expect = l.file + (off_t)l.size > end ? end - l.file : (ssize_t)l.size;
+        check(l.moved == expect && v.moved == (ssize_t)v.size, "late size %zu: %zd and %zd, not %zd and %zu", l.size, l.moved, v.moved, expect, v.size);
+        u8 *read = malloc(expect + 1), *device_bytes = malloc(expect + 1);
+        int fd = open(large, O_RDONLY);
+        check(!expect || (pread(fd, read, expect, l.file) == expect && !cu_d2h(device_bytes, dl + l.place, expect) &&
+                              !memcmp(read, device_bytes, expect)), "late size %zu: data", l.size);
+        close(fd);
+        free(read);
+        free(device_bytes);
     }
     /* where a request is carried out at the call, a stream that is held up is not waited for without end */
-    if (getenv("CUDA_DEVICE_MAX_CONNECTIONS") && getenv("BEELINE_STALL_SECONDS")) {
-        dptr gate = 0;
-        memset(from, 0, 4);
-        if (cu_map(&gate, from, 0) || cu_wait(s[0], gate, 1, 1)) die("hold the stream");
+    if (getenv("CONFORMANCE_AT_CALL") && cu_wait(s[0], gate, 1, 1) == 0) {
         CODE(p_cuFileReadAsync(h, (void *)d, &r[0].size, &r[0].file, &r[0].place, &r[0].moved, s[0]), 5030);
         check(errno == ETIMEDOUT, "errno %d", errno);
-        __atomic_store_n((unsigned *)from, 1, __ATOMIC_SEQ_CST);
+        __atomic_store_n((unsigned *)word, 1, __ATOMIC_SEQ_CST);
         check(cu_sync(s[0]) == 0, "sync");
         CODE(p_cuFileReadAsync(h, (void *)d, &r[0].size, &r[0].file, &r[0].place, &r[0].moved, s[0]), 0);
         check(r[0].moved == B, "carried out at the call: %zd", r[0].moved);
     }
     CODE(p_cuFileDriverClose_v2(), 0);
+    cu_unregister(word);
     cu_unregister(from);
     cu_unregister(to);
     cu_free(d);
+    cu_free(dl);
     free(want);
+    free(wanted);
+    free(got);
 }
 
 static void parameters(void) {

@@ -114,6 +114,11 @@ export! {
         device.set(i32::try_from(state::top().ok_or(Cu::INVALID_CONTEXT)?).unwrap_or(0))
     }
 
+    fn cuCtxGetId(context: *mut c_void, id: Out<u64>) {
+        // A device has one context, its primary one.
+        id.set(context_index(context)? as u64 + 1)
+    }
+
     fn cuThreadExchangeStreamCaptureMode(mode: *mut i32) {
         let new: i32 = crate::ffi::read(mode.cast())?;
         if !(0..=2).contains(&new) { return Err(Cu::INVALID_VALUE); }

@@ -81,6 +81,10 @@ export! {
         function.set(handle)
     }
 
+    fn cuFuncLoad(function: u64) {
+        driver()?.objects().functions.get(&function).map(|_| ()).ok_or(Cu::INVALID_HANDLE)
+    }
+
     fn cuLaunchKernel(
         function: u64, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32,
         block_z: u32, shared: u32, stream: u64, params: In<*mut c_void>, extra: *const c_void,

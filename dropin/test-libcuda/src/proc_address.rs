@@ -43,6 +43,7 @@ functions! {
     "cuCtxPopCurrent" 4000 cuCtxPopCurrent_v2;
     "cuCtxGetCurrent" 4000 cuCtxGetCurrent;
     "cuCtxGetDevice" 2000 cuCtxGetDevice;
+    "cuCtxGetId" 12000 cuCtxGetId;
     "cuThreadExchangeStreamCaptureMode" 10010 cuThreadExchangeStreamCaptureMode;
     "cuMemGetInfo" 3020 cuMemGetInfo_v2;
     "cuMemAlloc" 3020 cuMemAlloc_v2;
@@ -100,6 +101,7 @@ functions! {
     "cuModuleLoadDataEx" 2010 cuModuleLoadDataEx;
     "cuModuleUnload" 2000 cuModuleUnload;
     "cuModuleGetFunction" 2000 cuModuleGetFunction;
+    "cuFuncLoad" 12040 cuFuncLoad;
     "cuLaunchKernel" 4000 cuLaunchKernel;
     "cuGetProcAddress" 12000 cuGetProcAddress_v2;
 }

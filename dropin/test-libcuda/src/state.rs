@@ -50,7 +50,9 @@ pub(crate) struct Objects {
     pub(crate) priorities: HashMap<u64, i32>,
     pub(crate) events: HashMap<u64, (usize, Option<Event>)>,
     /// What `cuStreamQuery` waits to see, by stream.
-    pub(crate) asked: HashMap<u64, Event>,
+    pub(crate) asked: HashMap<u64, (Event, u64)>,
+    /// Operations queued so far, by stream.
+    pub(crate) queued: HashMap<u64, u64>,
     pub(crate) modules: HashMap<u64, Module>,
     pub(crate) functions: HashMap<u64, Function>,
     pub(crate) physical: HashMap<u64, Physical>,
@@ -196,21 +198,34 @@ impl Driver {
 
     /// [`Self::stream`], to queue an operation in.
     pub(crate) fn queue(&self, handle: u64) -> Result<(usize, Arc<Stream>), Cu> {
+        let found = self.look(handle)?;
+        *self.objects().queued.entry(self.key(handle)?).or_default() += 1;
+        Ok(found)
+    }
+
+    /// [`Self::stream`], to ask something that a captured stream does not answer.
+    pub(crate) fn look(&self, handle: u64) -> Result<(usize, Arc<Stream>), Cu> {
         if lock(&self.capture).is_some_and(|(captured, _)| captured == handle) {
             self.captured.fetch_add(1, Ordering::Relaxed);
         }
         self.stream(handle)
     }
 
+    /// What a stream is known by: its handle, and for the default streams what stands for the one that is meant.
+    pub(crate) fn key(&self, handle: u64) -> Result<u64, Cu> {
+        let current = self.current()? as u64;
+        Ok(match handle {
+            0 | 1 => current,
+            2 => self.per_thread() + current,
+            _ => handle,
+        })
+    }
+
     /// The stream behind a handle, 0 to 2 being the default streams of the current device.
     pub(crate) fn stream(&self, handle: u64) -> Result<(usize, Arc<Stream>), Cu> {
         let current = self.current()?;
         let default = handle <= 2;
-        let key = match handle {
-            0 | 1 => current as u64,
-            2 => self.per_thread() + current as u64,
-            _ => handle,
-        };
+        let key = self.key(handle)?;
         let mut objects = self.objects();
         if let Some((device, stream)) = objects.streams.get(&key) {
             if *device != current {

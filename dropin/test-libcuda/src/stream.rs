@@ -42,17 +42,21 @@ export! {
     fn cuStreamQuery(stream: u64) {
         let driver = driver()?;
         driver.current_unsafe()?;
-        let (index, queue) = driver.queue(stream)?;
-        // One event at a time: a caller that asks again and again must not fill the queue.
-        let asked = driver.objects().asked.remove(&stream);
-        let event = match asked {
-            Some(event) if !event.is_done().map_err(|e| driver.code(index, &e))? => event,
-            _ => queue.record().map_err(|error| driver.code(index, &error))?,
+        let (index, queue) = driver.look(stream)?;
+        let key = driver.key(stream)?;
+        // One event for as long as nothing else is queued: a caller that asks again and again neither fills the queue nor
+        // waits for what it asked itself.
+        let queued = driver.objects().queued.get(&key).copied().unwrap_or(0);
+        let known = driver.objects().asked.get(&key).filter(|(_, at)| *at == queued).cloned();
+        let (event, at) = match known {
+            Some(known) => known,
+            None => (queue.record().map_err(|error| driver.code(index, &error))?, queued),
         };
-        if event.is_done().map_err(|error| driver.code(index, &error))? {
+        let done = event.is_done().map_err(|error| driver.code(index, &error))?;
+        driver.objects().asked.insert(key, (event, at));
+        if done {
             return Ok(());
         }
-        driver.objects().asked.insert(stream, event);
         Err(Cu::NOT_READY)
     }
 
@@ -86,6 +90,7 @@ export! {
 
     fn cuStreamDestroy_v2(stream: u64) {
         driver()?.objects().asked.remove(&stream);
+        driver()?.objects().queued.remove(&stream);
         driver()?.objects().priorities.remove(&stream);
         driver()?.objects().streams.remove(&stream).map(drop).ok_or(Cu::INVALID_HANDLE)
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::core::Held;
 use super::device::Context;
 use super::error::Error;
+use super::image::{Images, images};
 use super::memory::DeviceMem;
 use super::stream::Stream;
 use super::types::*;
@@ -283,28 +284,6 @@ macro_rules! texts {
     };
 }
 
-/// A module in both forms.
-#[derive(Clone, Copy)]
-struct Images {
-    /// For every device, compiled by the driver when it is loaded; ends with a zero byte.
-    ptx: &'static str,
-    /// Machine code for compute capability 9.0, compressed; drivers of CUDA 13 and later take it.
-    sm_90: &'static [u8],
-}
-
-/// The driver reads words of what it is given.
-#[repr(C, align(16))]
-struct Aligned<T: ?Sized>(T);
-
-macro_rules! images {
-    ($name:literal) => {{
-        const SM_90: &Aligned<[u8]> =
-            &Aligned(*include_bytes!(concat!("../../../../kernels/sm_90/", $name, ".fatbin")));
-        let path = concat!(include_str!(concat!("../../../../kernels/ptx/", $name, ".ptx")), "\0");
-        Images { ptx: path, sm_90: &SM_90.0 }
-    }};
-}
-
 texts! {
     (I8, "i8-sum", "i8-prod", "i8-min", "i8-max")
     (U8, "u8-sum", "u8-prod", "u8-min", "u8-max")
@@ -342,22 +321,15 @@ impl Kernels {
             KernelSet::Reduce(..) => [c"bl_ll_reduce", c"bl_line_reduce", c"bl_push_reduce"],
         };
         let values = || format!("{set:?}");
-        let mut module = RawModule::NULL;
-        let load = context.table().cuModuleLoadDataEx;
-        let Images { ptx, sm_90 } = set.images();
-        let none = std::ptr::null();
         let _current = context.enter()?;
-        let mut result = CuResult::INVALID_VALUE;
-        if context.device().attribute(DeviceAttribute::COMPUTE_CAPABILITY_MAJOR) == 9 {
-            // SAFETY: a whole fat binary, which says how long it is; aligned for its words; no options.
-            result = unsafe { load(&raw mut module, sm_90.as_ptr().cast(), 0, none, none.cast()) };
-        }
-        let early = result == CuResult::SUCCESS;
-        if !early {
-            // SAFETY: the text ends with a zero byte; no options.
-            result = unsafe { load(&raw mut module, ptx.as_ptr().cast(), 0, none, none.cast()) };
-            context.check("cuModuleLoadDataEx", result, values)?;
-        }
+        let major = context.device().attribute(DeviceAttribute::COMPUTE_CAPABILITY_MAJOR);
+        let (module, early) = match set.images().load(context.table(), major) {
+            Ok(loaded) => loaded,
+            Err(result) => {
+                context.check("cuModuleLoadDataEx", result, values)?;
+                (RawModule::NULL, false)
+            }
+        };
         let functions = [RawFunction::NULL; 3];
         let mut new = Self { context: Arc::clone(context), module, early, functions };
         let [packets, lines, push] = names;

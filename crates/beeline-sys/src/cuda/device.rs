@@ -81,7 +81,7 @@ impl Driver {
 
     /// The number of a context, which none has twice; `None` where the driver does not tell, or there is
     /// no such context.
-    fn context_id(&self, raw: RawContext) -> Option<u64> {
+    pub(super) fn context_id(&self, raw: RawContext) -> Option<u64> {
         let ask = self.table().cuCtxGetId?;
         let mut id = 0;
         // SAFETY: `id` is a place for one number; the driver checks context handles.

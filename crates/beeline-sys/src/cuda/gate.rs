@@ -1,5 +1,6 @@
 //! Gates: a stream of the caller's tells the host that it has come to a point, and waits there until the
-//! host lets it go on. Stream memory operations on words of pinned memory; no callback runs.
+//! host lets it go on. Stream memory operations on words of pinned memory; no callback runs. Between two gates, the
+//! kernel of a request may move bytes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,17 +8,34 @@ use std::sync::Arc;
 use super::device::{Driver, StreamGuard};
 use super::error::Error;
 use super::memory::HostRegistration;
+use super::stage::Turns;
 use super::stream::ForeignStream;
 use super::types::*;
 use crate::mem::HostMem;
 
-/// Bytes of one gate: two words, on a cache line of their own.
-const GATE_BYTES: u64 = 64;
+/// Bytes of one gate and its end: three words of the stream's, and those of the kernel between them.
+pub const GATE_BYTES: u64 = 512;
+const COME: u64 = 0;
+const GO: u64 = 4;
+const END: u64 = 8;
+pub(super) const ENDED: u64 = 12;
 
 /// Pinned memory full of gates.
 pub struct Gates {
-    memory: Arc<HostRegistration>,
+    /// None where no device knows the memory.
+    memory: Option<Arc<HostRegistration>>,
     host: Arc<HostMem>,
+}
+
+/// How much of a pass was queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reached {
+    /// Nothing.
+    Nothing,
+    /// That the stream has come, perhaps the gate, and no kernel.
+    Gate,
+    /// The kernel, too.
+    Kernel,
 }
 
 /// One gate of a [`Gates`], by number.
@@ -27,12 +45,17 @@ pub struct Gate(pub u32);
 impl Gates {
     /// As many gates as `memory` has room for.
     pub const fn new(memory: Arc<HostRegistration>, host: Arc<HostMem>) -> Self {
-        Self { memory, host }
+        Self { memory: Some(memory), host }
+    }
+
+    /// The same without a device, which no stream can pass: whoever holds the memory plays it.
+    pub const fn without_device(host: Arc<HostMem>) -> Self {
+        Self { memory: None, host }
     }
 
     /// How many there are.
     pub fn len(&self) -> u32 {
-        u32::try_from(self.memory.len() / GATE_BYTES).unwrap_or(u32::MAX)
+        u32::try_from(self.host.len() / GATE_BYTES).unwrap_or(u32::MAX)
     }
 
     /// Whether there is none.
@@ -41,21 +64,25 @@ impl Gates {
     }
 
     /// Queues in `stream`: tell that pass `pass` has come to `gate`, and wait until it is opened for it or
-    /// for a later one. Passes of a gate count up, and wrap.
+    /// for a later one; with `turns`, also that kernel, to tell that it has ended, and to wait for the gate's end, which is opened
+    /// likewise.
+    /// Passes of a gate count up, and wrap.
     /// The stream is used in its own context, or the current one where it is a default stream.
     ///
     /// # Errors
     /// `Capturing` where the stream is being captured, and nothing was queued; `Unsupported` where the
-    /// driver has no stream memory operations; what the driver says. Where the second of the two
-    /// operations fails, the first was queued: true says so, and the gate must not be used again.
+    /// driver has no stream memory operations; `Refused` and `Bounds` for a slot; what the driver says. And how much was
+    /// queued nevertheless: the gate must not be used again before the stream has come, and the kernel, where it was
+    /// queued, has ended.
     pub fn pass(
         &self,
         driver: &Arc<Driver>,
         stream: ForeignStream,
         gate: Gate,
         pass: u32,
-    ) -> Result<(), (Error, bool)> {
-        let clean = |error| (error, false);
+        turns: Option<&Turns<'_>>,
+    ) -> Result<(), (Error, Reached)> {
+        let clean = |error| (error, Reached::Nothing);
         let table = driver.table();
         let (Some(write), Some(wait)) = (table.cuStreamWriteValue32, table.cuStreamWaitValue32)
         else {
@@ -63,34 +90,83 @@ impl Gates {
         };
         let _guard = StreamGuard::enter(driver, stream).map_err(clean)?;
         refuse_capturing(driver, stream).map_err(clean)?;
-        let at = u64::from(gate.0) * GATE_BYTES;
-        let told = self.memory.device_at(at, 4).map_err(|error| clean(error.into()))?;
-        let opened = self.memory.device_at(at + 4, 4).map_err(|error| clean(error.into()))?;
+        let memory =
+            self.memory.as_ref().ok_or(clean(Error::Refused("no device knows the gates")))?;
+        let control = memory.device_at(u64::from(gate.0) * GATE_BYTES, GATE_BYTES);
+        let control = control.map_err(|error| clean(error.into()))?;
+        turns.map_or(Ok(()), |turns| turns.check(control, pass)).map_err(clean)?;
         // SAFETY: an aligned word of memory that lives as long as the process's gates.
-        let result = unsafe { write(stream.raw(), told, pass, 0) };
+        let result = unsafe { write(stream.raw(), control + COME, pass, 0) };
+        if result == CuResult::NOT_SUPPORTED {
+            return Err(clean(Error::Unsupported { what: "stream memory operations" }));
+        }
         driver.check("cuStreamWriteValue32", result, || format!("{stream:?}")).map_err(clean)?;
-        // A stream that looks late may find the gate opened for a later pass already: passes count up, and
-        // the comparison is cyclic.
-        // SAFETY: as above.
-        let result = unsafe { wait(stream.raw(), opened, pass, WaitFlags::GEQ) };
-        let waits = driver.check("cuStreamWaitValue32", result, || format!("{stream:?}"));
-        waits.map_err(|error| (error, true))
+        let wait_for = |word| {
+            // A stream that looks late may find the gate opened for a later pass already: passes count up, and
+            // the comparison is cyclic.
+            // SAFETY: as above.
+            let result = unsafe { wait(stream.raw(), control + word, pass, WaitFlags::GEQ) };
+            driver.check("cuStreamWaitValue32", result, || format!("{stream:?}"))
+        };
+        wait_for(GO).map_err(|error| (error, Reached::Gate))?;
+        if let Some(turns) = turns {
+            let launched = turns.launch(driver, stream, control, pass);
+            launched.map_err(|error| (error, Reached::Gate))?;
+            let reached = |error| (error, Reached::Kernel);
+            // Behind a fence that makes visible what the kernel has written.
+            // SAFETY: as above.
+            let result = unsafe { write(stream.raw(), control + ENDED, pass, 0) };
+            let told = driver.check("cuStreamWriteValue32", result, || format!("{stream:?}"));
+            told.map_err(reached)?;
+            wait_for(END).map_err(reached)?;
+        }
+        Ok(())
     }
 
     /// Whether pass `pass` has come to `gate`.
     pub fn has_come(&self, gate: Gate, pass: u32) -> bool {
-        self.host.load_u32(u64::from(gate.0) * GATE_BYTES) == Ok(pass)
+        self.load_u32(gate, COME) == pass
     }
 
     /// Opens `gate` for pass `pass`.
     pub fn open(&self, gate: Gate, pass: u32) {
-        let _ = self.host.store_u32(u64::from(gate.0) * GATE_BYTES + 4, pass);
+        self.store_u32(gate, GO, pass);
+    }
+
+    /// Opens its end.
+    pub fn open_end(&self, gate: Gate, pass: u32) {
+        self.store_u32(gate, END, pass);
+    }
+
+    // A gate that there is not has no words: what is stored there is nowhere, and what is loaded is 0.
+    pub(super) fn load_u32(&self, gate: Gate, word: u64) -> u32 {
+        self.host.load_u32(u64::from(gate.0) * GATE_BYTES + word).unwrap_or(0)
+    }
+
+    pub(super) fn load_u64(&self, gate: Gate, word: u64) -> u64 {
+        self.host.load_u64(u64::from(gate.0) * GATE_BYTES + word).unwrap_or(0)
+    }
+
+    pub(super) fn store_u32(&self, gate: Gate, word: u64, value: u32) {
+        let _ = self.host.store_u32(u64::from(gate.0) * GATE_BYTES + word, value);
+    }
+
+    pub(super) fn store_u64(&self, gate: Gate, word: u64, value: u64) {
+        let _ = self.host.store_u64(u64::from(gate.0) * GATE_BYTES + word, value);
     }
 }
 
 impl fmt::Debug for Gates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Gates({})", self.len())
+    }
+}
+
+impl Driver {
+    /// Whether streams can write and wait for words.
+    pub fn has_stream_operations(&self) -> bool {
+        let table = self.table();
+        table.cuStreamWriteValue32.is_some() && table.cuStreamWaitValue32.is_some()
     }
 }
 
@@ -125,21 +201,6 @@ impl ForeignStream {
         }
         driver.check("cuStreamQuery", result, || format!("{self:?}"))?;
         Ok(true)
-    }
-
-    /// Whether the stream was made with a higher priority than usual. Not known is no.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn is_urgent(self, driver: &Arc<Driver>) -> Result<bool, Error> {
-        let Some(ask) = driver.table().cuStreamGetPriority else { return Ok(false) };
-        let _guard = StreamGuard::enter(driver, self)?;
-        let mut priority = 0;
-        // SAFETY: `priority` is a place for one number; a stream that its owner keeps.
-        let result = unsafe { ask(self.raw(), &raw mut priority) };
-        driver.check("cuStreamGetPriority", result, || format!("{self:?}"))?;
-        // Lower numbers are more urgent, 0 is usual (CUDA driver API, cuCtxGetStreamPriorityRange).
-        Ok(priority < 0)
     }
 
     /// Whether the driver knows the stream; a default stream always.

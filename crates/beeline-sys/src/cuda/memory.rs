@@ -579,6 +579,13 @@ impl PointerInfo {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner(pub(super) RawContext);
 
+impl Owner {
+    /// Whether it is no context: memory of pools and virtual memory belong to none.
+    pub fn is_none(self) -> bool {
+        self.0 == RawContext::NULL
+    }
+}
+
 /// Asks with the context that is current.
 fn ask(driver: &Driver, ptr: DevicePtr) -> Result<(PointerInfo, Owner), Error> {
     const ASKED: [PointerAttribute; 6] = [

@@ -116,7 +116,6 @@ table! {
     required cuMemsetD8Async @ 3020 = "cuMemsetD8Async" (u64, u8, usize, RawStream);
 
     required cuStreamCreate @ 2000 = "cuStreamCreate" (*mut RawStream, u32);
-    optional cuStreamGetPriority @ 5050 = "cuStreamGetPriority" (RawStream, *mut i32);
     optional cuStreamCreateWithPriority @ 5050 = "cuStreamCreateWithPriority" (*mut RawStream, u32, i32);
     optional cuStreamQuery @ 2000 = "cuStreamQuery" (RawStream);
     optional cuStreamSynchronize @ 2000 = "cuStreamSynchronize" (RawStream);
@@ -138,6 +137,7 @@ table! {
     required cuModuleLoadDataEx @ 2010 = "cuModuleLoadDataEx" (*mut RawModule, *const c_void, u32, *const i32, *const *mut c_void);
     required cuModuleUnload @ 2000 = "cuModuleUnload" (RawModule);
     required cuModuleGetFunction @ 2000 = "cuModuleGetFunction" (*mut RawFunction, RawModule, *const c_char);
+    optional cuFuncLoad @ 12040 = "cuFuncLoad" (RawFunction);
     required cuLaunchKernel @ 4000 = "cuLaunchKernel" (RawFunction, u32, u32, u32, u32, u32, u32, u32, RawStream, *const *mut c_void, *const *mut c_void);
     optional cuLaunchKernelEx @ 11060 = "cuLaunchKernelEx" (*const LaunchConfig, RawFunction, *const *mut c_void, *const *mut c_void);
 }

@@ -73,6 +73,7 @@ impl DeviceAttribute {
     pub const ASYNC_ENGINE_COUNT: Self = Self(40);
     pub const COMPUTE_CAPABILITY_MAJOR: Self = Self(75);
     pub const COMPUTE_CAPABILITY_MINOR: Self = Self(76);
+    pub const CONCURRENT_MANAGED_ACCESS: Self = Self(89);
     pub const CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: Self = Self(91);
     pub const HOST_REGISTER_SUPPORTED: Self = Self(99);
     pub const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: Self = Self(102);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use beeline_core::addr::DevicePtr;
-use beeline_sys::cuda::{Driver, MemoryType, Owner, PointerInfo};
+use beeline_sys::cuda::{DeviceAttribute, Driver, Home, MemoryType, Owner, PointerInfo};
 use beeline_sys::user::UserPtr;
 
 use super::lanes::{AllLanes, Lanes};
@@ -140,14 +140,24 @@ impl Looked {
     /// The place, for a range of `len` bytes from `offset` behind the address.
     ///
     /// # Errors
-    /// `CUDA_POINTER_RANGE_ERROR` where the range leaves its allocation.
+    /// As [`Self::check`]; what the driver says.
     pub(super) fn place(
         &self,
         (address, offset, len): (u64, u64, u64),
         all: &AllLanes,
         settings: &CufileConfig,
     ) -> Outcome<Place> {
+        self.check((address, offset, len))?;
         let Some((info, owner)) = &self.info else { return Ok(Place::Host) };
+        Ok(Place::Device(Arc::new(all.of(info.device, *owner, settings)?)))
+    }
+
+    /// Whether `len` bytes from `offset` behind the address lie in its allocation, as far as the driver knows it.
+    ///
+    /// # Errors
+    /// `CUDA_POINTER_RANGE_ERROR` where they do not.
+    pub(super) fn check(&self, (address, offset, len): (u64, u64, u64)) -> Outcome<()> {
+        let Some((info, _)) = &self.info else { return Ok(()) };
         let inside = address.wrapping_sub(info.start.as_u64());
         let room = info.len.saturating_sub(inside);
         if offset > room || len > room - offset {
@@ -157,7 +167,22 @@ impl Looked {
             );
             return Err(Failure::new(OpError::CUDA_POINTER_RANGE_ERROR, text));
         }
-        Ok(Place::Device(Arc::new(all.of(info.device, *owner, settings)?)))
+        Ok(())
+    }
+
+    /// Whether a kernel that runs at `home` reaches the memory: it is of the same context, or of none (pools and
+    /// virtual memory) and on the same device.
+    pub(super) fn is_reached_from(&self, home: Home) -> bool {
+        self.info.as_ref().is_some_and(|(info, owner)| {
+            info.device == home.device && (*owner == home.context || owner.is_none())
+        })
+    }
+
+    /// Whether the CPU may use the memory while its device works, if it is managed memory; else it does not matter.
+    pub(super) fn is_host_safe(&self, driver: &Arc<Driver>) -> bool {
+        let Some((info, _)) = self.info.as_ref().filter(|_| self.is_managed()) else { return true };
+        let device = driver.device(info.device);
+        device.is_ok_and(|it| it.attribute(DeviceAttribute::CONCURRENT_MANAGED_ACCESS) != 0)
     }
 
     pub(super) fn is_managed(&self) -> bool {

@@ -129,26 +129,28 @@ impl Crew {
         }
     }
 
-    /// Has a runner carry out `task`.
+    /// Has a runner carry out `task`; the caller, where no thread can be had.
     pub(super) fn submit(self: &Arc<Self>, task: impl FnOnce() + Send + 'static) {
+        if let Err(task) = self.try_submit(Box::new(task)) {
+            task();
+        }
+    }
+
+    /// Has a runner carry out `task`; gives it back where no thread can be had.
+    pub(super) fn try_submit(self: &Arc<Self>, task: Task) -> Result<(), Task> {
         let mut state = lock(&self.state);
-        state.tasks.push_back(Box::new(task));
+        state.tasks.push_back(task);
         // One that sleeps takes one task, however many there are.
         if state.tasks.len() > state.runners_asleep && state.runners < self.runners_max {
             if self.spawn("beeline-run", Self::runner) {
                 state.runners += 1;
             } else if state.runners == 0 {
-                // No thread can be had: the caller does it.
-                let task = state.tasks.pop_back();
-                drop(state);
-                if let Some(task) = task {
-                    task();
-                }
-                return;
+                return state.tasks.pop_back().map_or(Ok(()), Err);
             }
         }
         drop(state);
         self.run.notify_one();
+        Ok(())
     }
 
     fn spawn(self: &Arc<Self>, name: &str, body: fn(&Self)) -> bool {

@@ -23,6 +23,7 @@ mod session;
 mod sharded;
 mod stats;
 mod status;
+mod streams;
 
 pub use batch::{Event, Status};
 pub use extra::{bar_bytes, export_topology};

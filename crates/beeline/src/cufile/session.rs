@@ -1,12 +1,12 @@
 //! What lives between open and close: handles, buffers, batches, threads.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
 use beeline_core::plan::Operation;
-use beeline_sys::cuda::{Driver, ForeignStream};
+use beeline_sys::cuda::Driver;
 use beeline_sys::user::{UserCell, UserPtr};
 
 use super::batch::{Batch, Event};
@@ -36,20 +36,20 @@ const HANDLE_STEP: usize = 16;
 pub(super) struct Session {
     pub(super) options: Options,
     settings: CufileConfig,
-    cuda: Option<Arc<Driver>>,
-    lanes: Arc<AllLanes>,
-    stats: Arc<Stats>,
+    pub(super) cuda: Option<Arc<Driver>>,
+    pub(super) lanes: Arc<AllLanes>,
+    pub(super) stats: Arc<Stats>,
     crew: Arc<Crew>,
     handles: Sharded<HashMap<usize, Local<Handle>>>,
     buffers: Sharded<Buffers>,
     batches: RwLock<HashMap<usize, Arc<Batch>>>,
-    streams: Mutex<HashMap<usize, u32>>,
+    pub(super) streams: Mutex<HashMap<usize, u32>>,
     /// Bytes by route of files that are not registered any more.
     past: Routes,
     next: AtomicUsize,
-    stall: Duration,
-    /// A stream-ordered request timed out: from then on they are carried out at the call.
-    held_up: AtomicBool,
+    pub(super) stall: Duration,
+    /// Why requests in streams were carried out at the call: each is told once.
+    pub(super) told: AtomicU32,
 }
 
 /// One entry of a batch, its pointers checked by nobody yet.
@@ -104,7 +104,7 @@ impl Session {
             past: Routes::default(),
             next: AtomicUsize::new(1),
             stall: crate::config::Config::from_env().stall_timeout,
-            held_up: AtomicBool::new(false),
+            told: AtomicU32::new(0),
         }
     }
 
@@ -164,7 +164,7 @@ impl Session {
         }
     }
 
-    fn handle(&self, id: usize) -> Outcome<Local<Handle>> {
+    pub(super) fn handle(&self, id: usize) -> Outcome<Local<Handle>> {
         let found = self.handles.read(|handles| handles.get(&id).cloned());
         found.ok_or_else(|| {
             Failure::new(OpError::HANDLE_NOT_REGISTERED, format!("{id:#x} is no registered file"))
@@ -226,6 +226,23 @@ impl Session {
     }
 
     fn target(&self, ptr: UserPtr, offset: i64, len: u64) -> Outcome<Target> {
+        let (offset, registered) = self.registered(ptr, offset, len)?;
+        if let Some(place) = registered {
+            return Ok(Target { ptr, offset, place });
+        }
+        let looked = Looked::at(self.cuda.as_ref(), ptr.address())?;
+        let place = looked.place((ptr.address(), offset, len), &self.lanes, &self.settings)?;
+        Ok(Target { ptr, offset, place })
+    }
+
+    /// Checks what can be checked of a range without the driver; answers its offset, and its place where it is
+    /// registered as a device's.
+    pub(super) fn registered(
+        &self,
+        ptr: UserPtr,
+        offset: i64,
+        len: u64,
+    ) -> Outcome<(u64, Option<Place>)> {
         let address = ptr.address();
         if address == 0 {
             return Err(Failure::value("the buffer is a null pointer"));
@@ -239,12 +256,7 @@ impl Session {
         }
         // A range registered as host memory may hold anything by now: what the driver knows wins.
         let registered = self.buffers.read(|buffers| buffers.find(address, offset, len))?;
-        if let Some(place @ Place::Device(_)) = registered {
-            return Ok(Target { ptr, offset, place });
-        }
-        let looked = Looked::at(self.cuda.as_ref(), address)?;
-        let place = looked.place((address, offset, len), &self.lanes, &self.settings)?;
-        Ok(Target { ptr, offset, place })
+        Ok((offset, registered.filter(|place| matches!(place, Place::Device(_)))))
     }
 
     // ---- read and write
@@ -301,7 +313,7 @@ impl Session {
         outcome
     }
 
-    fn means(&self) -> Means<'_> {
+    pub(super) fn means(&self) -> Means<'_> {
         let parallel = if self.options.bool(options::PARALLEL) {
             usize::try_from(self.options.size(options::PARALLELISM)).unwrap_or(1).max(1)
         } else {
@@ -461,112 +473,26 @@ impl Session {
         gone.map(drop).ok_or_else(unknown)
     }
 
-    /// Carries a request out when `stream` comes to it; what is fixed by the stream's flags is taken now.
-    pub(super) fn queue(
-        self: &Arc<Self>,
-        operation: Operation,
-        id: usize,
-        ptr: UserPtr,
-        late: Late,
-        (stream, key): (ForeignStream, usize),
-    ) -> Outcome<()> {
-        const FIXED_PTR: u32 = 1;
-        const FIXED_FILE: u32 = 2;
-        const FIXED_SIZE: u32 = 4;
-        self.handle(id)?.check(operation)?;
-        if ptr.address() == 0 {
-            return Err(Failure::value("the buffer is a null pointer"));
-        }
-        let Some(driver) = &self.cuda else {
-            let text = "there is no CUDA driver, so there are no streams";
-            return Err(Failure::new(OpError::ASYNC_NOT_SUPPORTED, text));
-        };
-        let flags = lock(&self.streams).get(&key).copied().unwrap_or(0);
-        let size = (flags & FIXED_SIZE != 0).then(|| late.size.get());
-        let file = (flags & FIXED_FILE != 0).then(|| late.file_offset.get());
-        let offset = (flags & FIXED_PTR != 0).then(|| late.ptr_offset.get());
-        let session = Arc::clone(self);
-        let work = move || {
-            let size = size.unwrap_or_else(|| late.size.get()) as u64;
-            let file = file.unwrap_or_else(|| late.file_offset.get());
-            let offset = offset.unwrap_or_else(|| late.ptr_offset.get());
-            let moved = match session.transfer(operation, id, ptr, size, (file, offset)) {
-                Ok(moved) => isize::try_from(moved).unwrap_or(isize::MAX),
-                Err(failure) => {
-                    tracing::error!(code = failure.code.0, "stream-ordered: {}", failure.text);
-                    if failure.is_timeout() {
-                        session.held_up.store(true, Ordering::Relaxed);
-                    }
-                    failure.reported()
-                }
-            };
-            late.moved.set(moved);
-        };
-        late.moved.set(0);
-        let at_call =
-            self.options.bool(options::MEMOPS_BYPASS) || self.shares_queues(driver, stream)?;
-        let ordered = if at_call { None } else { Some(self.ordered(driver, ptr)?) };
-        match ordered.as_ref().and_then(|ordered| Some((ordered, ordered.admit(stream)?))) {
-            Some((ordered, admission)) => ordered.queue(stream, &self.crew, move || {
-                work();
-                drop(admission);
-            }),
-            None => {
-                self.until_finished(driver, stream)?;
-                work();
-                Ok(())
-            }
-        }
-    }
-
-    /// Whether a stream that waits at a gate may hold up the copy that its gate opens after: where the streams of a
-    /// device share few hardware queues, and where the stream has the priority of our own, whose queues it shares.
-    fn shares_queues(&self, driver: &Arc<Driver>, stream: ForeignStream) -> Outcome<bool> {
-        const USUAL: u64 = 8;
-        // Once a request did not end, its copy may have stood behind a stream that waited.
-        let held_up = self.held_up.load(Ordering::Relaxed);
-        // One name for as many streams as there are threads.
-        let many = stream == ForeignStream::PER_THREAD_DEFAULT;
-        if held_up || many || self.settings.connections.is_some_and(|count| count < USUAL) {
-            return Ok(true);
-        }
-        stream
-            .is_urgent(driver)
-            .map_err(|error| Failure::cuda("ask for the stream's priority", &error))
-    }
-
-    /// Waits until all that is queued in `stream` has run.
-    fn until_finished(&self, driver: &Arc<Driver>, stream: ForeignStream) -> Outcome<()> {
-        let since = Instant::now();
-        let failed = |error| Failure::cuda("wait for the stream", &error);
-        while !stream.is_finished(driver).map_err(failed)? {
-            let waited = since.elapsed();
-            if waited > self.stall {
-                return Err(Failure::timeout(format!(
-                    "the stream did not come to the request within {:?}; nothing was queued",
-                    self.stall
-                )));
-            }
-            if waited > Duration::from_micros(100) {
-                std::thread::sleep(Duration::from_micros(20));
-            }
-        }
-        Ok(())
-    }
-
-    fn ordered(&self, driver: &Arc<Driver>, ptr: UserPtr) -> Outcome<Arc<Ordered>> {
+    /// What carries requests out in streams; made when first needed, and pinned through the device of `place` where no
+    /// other is in use.
+    pub(super) fn ordered(&self, driver: &Arc<Driver>, place: &Place) -> Outcome<Arc<Ordered>> {
         let mut gates = lock(&self.lanes.gates);
         if let Some(gates) = &*gates {
             return Ok(Arc::clone(gates));
         }
         // Pinned memory is for every context; it only has to be pinned through some device in use.
-        let gpu = match (self.lanes.any(), self.target(ptr, 0, 0)) {
+        let gpu = match (self.lanes.any(), place) {
             (Some(lanes), _) => lanes.gpu().clone(),
-            (None, Ok(Target { place: Place::Device(lanes), .. })) => lanes.gpu().clone(),
-            _ => Gpu::open(&DeviceId::Cuda(0))?,
+            (None, Place::Device(lanes)) => lanes.gpu().clone(),
+            (None, Place::Host) => Gpu::open(&DeviceId::Cuda(0))?,
         };
         let made = Ordered::new(&gpu, driver, self.stall)?;
         Ok(Arc::clone(gates.insert(made)))
+    }
+
+    /// What the environment said.
+    pub(super) const fn settings(&self) -> &CufileConfig {
+        &self.settings
     }
 
     /// Ends what can be ended without waiting.
@@ -591,6 +517,6 @@ fn routes_of(handle: &Handle) -> String {
     format!("page cache{direct}; copied through pinned memory, as there is no nvidia-fs path here")
 }
 
-fn uuid_of(gpu: &Gpu) -> [u8; 16] {
+pub(super) fn uuid_of(gpu: &Gpu) -> [u8; 16] {
     gpu.info().cuda.map_or([0; 16], |cuda| cuda.uuid.bytes)
 }

@@ -111,11 +111,6 @@ impl Failure {
         Self { code: OpError::INTERNAL_ERROR, errno, cuda: 0, text: text.into() }
     }
 
-    /// Whether something did not end within its time.
-    pub(super) fn is_timeout(&self) -> bool {
-        self.errno == rustix::io::Errno::TIMEDOUT.raw_os_error()
-    }
-
     /// What `cuFileRead` and its kin return: -1 for an error of the system, with `errno` to be set;
     /// otherwise the negative code, with `EINVAL`.
     pub fn returned(&self) -> (isize, i32) {

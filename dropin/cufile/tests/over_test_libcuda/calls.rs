@@ -6,9 +6,14 @@ use crate::tools::Bench;
 
 /// Runs the groups of the conformance program (all where `group` is empty).
 fn conforms(flags: &[&str], group: &str, env: &[(&str, &str)]) {
-    let Some(bench) = Bench::built() else { return };
+    let _ = conforms_and_says(flags, group, env);
+}
+
+/// [`conforms`]; answers what the program and the log said, where it could be run.
+fn conforms_and_says(flags: &[&str], group: &str, env: &[(&str, &str)]) -> Option<String> {
+    let bench = Bench::built()?;
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/conformance.c");
-    let Some(program) = bench.compile(&source, flags) else { return };
+    let program = bench.compile(&source, flags)?;
     let (library, files) = (bench.cufile.to_str().unwrap(), bench.folder().join("files"));
     let mut args = vec![library, files.to_str().unwrap()];
     args.extend((!group.is_empty()).then_some(group));
@@ -16,6 +21,7 @@ fn conforms(flags: &[&str], group: &str, env: &[(&str, &str)]) {
     let text = String::from_utf8_lossy(&output.stdout);
     let summed = text.lines().any(|line| line.ends_with(" checks, 0 failed"));
     assert!(output.status.success() && summed, "{group} {env:?}: {}\n{text}", output.status);
+    Some(text.into_owned())
 }
 
 #[test]
@@ -40,11 +46,40 @@ fn also_without_stream_memory_operations_or_streams_to_wait_in() {
     }
 }
 
-/// A stream that waits must not hold up the copy that it waits for: with few queues it does not wait at all.
+/// What the log says of requests that were not carried out in their stream.
+const AT_CALL: &str = "are carried out at the call";
+
+/// Requests in streams need no other stream: however few queues and slots there are.
 #[test]
-fn few_hardware_queues_make_stream_ordered_requests_wait_in_the_call() {
-    let env = [("CUDA_DEVICE_MAX_CONNECTIONS", "1"), ("BEELINE_STALL_SECONDS", "8")];
-    conforms(&[], "connections", &env);
+fn many_streams_wait_for_each_other_whatever_they_share() {
+    for group in ["streams", "connections"] {
+        let said = conforms_and_says(&[], group, &[("BEELINE_LOG", "info")]);
+        assert!(said.is_none_or(|said| !said.contains(AT_CALL)), "{group}: not in the streams");
+    }
+    for more in [("CUDA_DEVICE_MAX_CONNECTIONS", "1"), ("BEELINE_POOL_BYTES", "16M")] {
+        conforms(&[], "connections", &[more, ("BEELINE_STALL_SECONDS", "20")]);
+    }
+    for group in ["streams", "connections"] {
+        conforms(&[], group, &[("BEELINE_POOL_BYTES", "1")]);
+    }
+}
+
+/// Where the stream cannot wait or copy for them, they are carried out at the call, and it waits for no stream without
+/// end.
+#[test]
+fn requests_in_streams_are_carried_out_at_the_call_where_nothing_else_goes() {
+    let json = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(json.path(), r#"{ "miscellaneous": { "stream_memops_bypass": true } }"#)
+        .unwrap();
+    let bypass = ("CUFILE_ENV_PATH_JSON", json.path().to_str().unwrap());
+    let later = |names| ("BEELINE_TEST_CUDA_LATER", names);
+    let lacking = ("BEELINE_TEST_CUDA_LACKS", "memops");
+    for more in [bypass, later("cuStreamWriteValue32"), later("cuCtxGetId"), lacking] {
+        let env =
+            [("CONFORMANCE_AT_CALL", "1"), ("BEELINE_STALL_SECONDS", "5"), ("BEELINE_LOG", "info")];
+        let said = conforms_and_says(&[], "connections", &[more, env[0], env[1], env[2]]);
+        assert!(said.is_none_or(|said| said.contains(AT_CALL)), "{more:?}: not at the call");
+    }
 }
 
 /// 10,000 entries at once finish with 64 MiB of staging memory, and with two lanes alone.

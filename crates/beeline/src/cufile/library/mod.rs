@@ -172,10 +172,12 @@ impl Library {
         let lanes = self.lanes.take();
         // Streams and events go now: the caller may destroy their contexts next.
         let slots: Vec<_> = lanes.iter().flat_map(|lanes| lanes.end()).collect();
+        let ordered = lock(&self.lanes.gates).clone();
         // Unpinning takes milliseconds a lane, and nobody has to wait for it.
         let trim = move || {
             drop(slots);
             lanes.iter().for_each(|lanes| lanes.trim());
+            ordered.iter().for_each(|ordered| ordered.trim());
         };
         let _ = std::thread::Builder::new().name("beeline-trim".to_owned()).spawn(trim);
         Ok(())

@@ -7,6 +7,7 @@
 
 mod out;
 mod share;
+mod staged;
 
 use std::io;
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use out::write_device;
 use share::Way;
 
 pub(super) use share::Share;
+pub(super) use staged::{Job, Piece};
 
 /// Largest request that one copy serves.
 const SINGLE_MAX: u64 = 128 << 10;

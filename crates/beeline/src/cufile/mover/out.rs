@@ -160,7 +160,7 @@ fn write_pieces(
     Ok(done)
 }
 
-fn write_cached(
+pub(super) fn write_cached(
     handle: &Handle,
     memory: &HostMem,
     from: u64,

@@ -258,7 +258,7 @@ impl Share {
         let handle = &*self.handle;
         let lane = held.lane()?;
         if self.way.is_direct(handle, force, want) {
-            match read_direct(handle, lane, from, want) {
+            match read_direct(handle, lane.host(), from, want) {
                 Ok((skip, n)) => {
                     Routes::count(&handle.routes.direct, n);
                     return Ok((skip, n));
@@ -309,7 +309,7 @@ impl Way {
         if is_direct(route) && handle.file.has_direct() { Self::Asked(plan) } else { Self::Cached }
     }
 
-    fn is_direct(&self, handle: &Handle, force: bool, range: ByteRange) -> bool {
+    pub(super) fn is_direct(&self, handle: &Handle, force: bool, range: ByteRange) -> bool {
         let Self::Asked(plan) = self else { return false };
         force
             || route_chunk(plan, handle.file.residency_of(range))
@@ -322,9 +322,9 @@ const fn is_direct(route: StorageRoute) -> bool {
 }
 
 /// Reads the blocks around `want` past the page cache.
-fn read_direct(
+pub(super) fn read_direct(
     handle: &Handle,
-    lane: &beeline_sys::cuda::Lane,
+    memory: &HostMem,
     from: u64,
     want: ByteRange,
 ) -> io::Result<(u64, u64)> {
@@ -335,7 +335,7 @@ fn read_direct(
     let mut done = 0;
     while start + done < end {
         let fd = handle.file.direct_fd();
-        match sys::pread(fd, lane.host(), from + done, end - start - done, start + done) {
+        match sys::pread(fd, memory, from + done, end - start - done, start + done) {
             Ok(0) => break,
             Ok(n) => {
                 done += n;
@@ -345,7 +345,7 @@ fn read_direct(
                     if !handle.direct_only {
                         done += read_rest(
                             handle,
-                            lane.host(),
+                            memory,
                             from + done,
                             end - start - done,
                             start + done,
