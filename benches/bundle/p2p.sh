@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# GPU to GPU on a machine with two GPUs: p2p.sh [processes] [some] [times] [kernels] [p2p] [check]   (all of them without a
+# GPU to GPU on a machine with two GPUs: p2p.sh [processes] [some] [times] [moves] [kernels] [p2p] [check]   (all of them without a
 # word, in this order, for as long as BUDGET allows: 300 seconds).
 #
 # Made by `cargo xtask gpu-bundle --nccl FOLDER`: beeline, lib/libnccl.so.2 (ours), kernels-bench with ptx/, and
@@ -8,7 +8,7 @@
 # swapped: ours, theirs, theirs, ours; the better of the two of each is shown, and how far theirs are apart.
 set -uo pipefail
 cd "$(dirname "$0")"
-[ $# -gt 0 ] || set -- processes some times kernels p2p check
+[ $# -gt 0 ] || set -- processes some times moves kernels p2p check
 tests=$PWD/nccl-tests ours=$PWD/lib
 theirs=${NCCL:-$(ldconfig -p 2>/dev/null | awk '/libnccl\.so\.2/ {print $NF; exit}')}
 [ -n "$theirs" ] || theirs=$(find / -xdev -name 'libnccl.so.2*' -not -path '*/lib/libnccl.so.2' 2>/dev/null | head -1)
@@ -103,6 +103,23 @@ for part in "$@"; do
         done
         for name in all_reduce all_gather reduce_scatter broadcast sendrecv alltoall; do
             compare $name "$name in a graph" -b 64 -e 16M -f 4 -n 20 -w 5 -G 4
+        done
+        ;;
+    moves)
+        # Large parts that are only moved: a process a GPU, by stores; then one thread with both, where they are copies, with and
+        # without registration.
+        echo "-- ours, a process a GPU, compared"
+        with "$ours" 30 "$tests/processes" moves
+        echo "-- theirs"
+        with "${theirs%/*}" 30 "$tests/processes" moves times
+        for name in sendrecv broadcast alltoall all_gather; do
+            echo "-- $name by copies from 1 MB on, compared"
+            BEELINE_COMM_COPY_ENGINE_BYTES=1000000 with "$ours" 20 "$tests/${name}_perf" -b 4M -e 1G -f 16 -n 2 -w 1 -c 1 -g 2
+            echo "-- $name by stores"
+            BEELINE_COMM_COPY_ENGINE_BYTES=99999999999999 with "$ours" 20 "$tests/${name}_perf" -b 64M -e 1G -f 4 -n 10 -w 3 -c 0 -g 2
+            for register in 0 1 2; do
+                compare $name "$name -R $register" -b 64M -e 1G -f 4 -n 10 -w 3 -R $register
+            done
         done
         ;;
     *)

@@ -1,5 +1,6 @@
 // One process a GPU, through the interface of NCCL: whichever libnccl.so.2 the loader finds. Compares with plain
-// loops and prints times of a loop and of a captured graph.
+// loops and prints times of a loop and of a captured graph. `processes moves` has what is only moved, and large, alone;
+// `processes moves times` compares nothing.
 #include <cuda.h>
 #include <dlfcn.h>
 #include <link.h>
@@ -22,7 +23,8 @@ static void ck(int e, const char *what, int line) {
     _exit(1);
 }
 #define CK(x) ck((int)(x), #x, __LINE__)
-static const size_t MOST = 256 << 20;
+static size_t most = 256 << 20;
+static bool moves_only, compares;
 static CUdeviceptr in, out;
 static CUstream s;
 static ncclComm_t comm;
@@ -59,6 +61,10 @@ static void timed(const char *name, size_t bytes, const std::function<void()> &f
         CK(cuStreamSynchronize(s));
         loop = std::min(loop, (now() - t) / times * 1e6);
     }
+    if (moves_only) {
+        if (rank_ == 0) printf("%-14s %10zu B  loop %9.2f us %6.1f GB/s\n", name, bytes, loop, bytes / loop / 1e3), fflush(stdout);
+        return;
+    }
     CUgraph g;
     CUgraphExec x;
     CK(cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
@@ -73,6 +79,36 @@ static void timed(const char *name, size_t bytes, const std::function<void()> &f
         graph = std::min(graph, (now() - t) / 100 * 1e6);
     }
     if (rank_ == 0) printf("%-14s %10zu B  loop %9.2f us %6.1f GB/s | graph %9.2f us %6.1f GB/s\n", name, bytes, loop, bytes / loop / 1e3, graph, bytes / graph / 1e3), fflush(stdout);
+}
+// Large parts that are only moved; every rank's are compared.
+static void moves(int r) {
+    float *F = (float *)in, *G = (float *)out;
+    auto exchange = [&](size_t k) {
+        CK(ncclGroupStart());
+        CK(ncclSend(F, k, ncclFloat, 1 - r, comm, s));
+        CK(ncclRecv(G, k, ncclFloat, 1 - r, comm, s));
+        CK(ncclGroupEnd());
+    };
+    for (size_t k : {25000003ul, 33554432ul}) {
+        if (!compares) break;
+        fill(k);
+        CK(ncclAllGather(F, G, k, ncclFloat, comm, s));
+        check("all_gather", 2 * k, [&](size_t i) { return value(i / k, i % k); });
+        fill(k);
+        CK(ncclBroadcast(F, G, k, ncclFloat, 1, comm, s));
+        check("broadcast", k, [&](size_t i) { return value(1, i); });
+        fill(k);
+        exchange(k);
+        check("sendrecv", k, [&](size_t i) { return value(1 - r, i); });
+        fill(2 * k);
+        CK(ncclAlltoAll(F, G, k, ncclFloat, comm, s));
+        check("alltoall", 2 * k, [&](size_t i) { return value(i / k, r * k + i % k); });
+    }
+    const size_t M = 1 << 20;
+    for (size_t b : {8 * M, 16 * M, 32 * M, 64 * M, 256 * M, 1024 * M}) timed("sendrecv", b, [&] { exchange(b / 4); });
+    for (size_t b : {8 * M, 16 * M, 32 * M, 64 * M, 256 * M, 1024 * M}) timed("broadcast", b, [&] { CK(ncclBroadcast(F, G, b / 4, ncclFloat, 0, comm, s)); });
+    for (size_t b : {8 * M, 16 * M, 32 * M, 64 * M, 256 * M, 1024 * M}) timed("all_gather", b, [&] { CK(ncclAllGather(F, G, b / 4, ncclFloat, comm, s)); });
+    for (size_t b : {8 * M, 16 * M, 32 * M, 64 * M, 256 * M}) timed("alltoall", b, [&] { CK(ncclAlltoAll(F, G, b / 4, ncclFloat, comm, s)); });
 }
 static int run(int r, int n, ncclUniqueId id) {
     rank_ = r;
@@ -92,10 +128,18 @@ static int run(int r, int n, ncclUniqueId id) {
         printf("library %s, init %.3f s\n", info.dli_fname, init);
     }
     CK(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
-    CK(cuMemAlloc(&in, MOST));
-    CK(cuMemAlloc(&out, 2 * MOST));
+    CK(cuMemAlloc(&in, most));
+    CK(cuMemAlloc(&out, 2 * most));
     auto F = (float *)in;
     auto G = (float *)out;
+    if (moves_only) {
+        moves(r);
+        ncclResult_t state;
+        CK(ncclCommGetAsyncError(comm, &state));
+        CK(state);
+        CK(ncclCommDestroy(comm));
+        return wrong != 0;
+    }
     auto values = [&](size_t k) {
         fill(k);
         CK(ncclAllReduce(F, G, k, ncclFloat, ncclSum, comm, s));
@@ -151,8 +195,10 @@ static int run(int r, int n, ncclUniqueId id) {
 }
 int main(int count, char **words) {
     // `processes TURNS`: values alone, so many times.
-    turns = count > 1 ? atoi(words[1]) : 1, timing = count < 2;
+    moves_only = count > 1 && words[1][0] == 'm', compares = count < 3;
+    turns = count > 1 && !moves_only ? atoi(words[1]) : 1, timing = count < 2 || moves_only;
     int p[2], status, bad = 0;
+    if (moves_only) most = 1 << 30;
     if (pipe(p)) return 1;
     for (int r = 0; r < 2; r++)
         if (fork() == 0) {

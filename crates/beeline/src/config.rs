@@ -232,6 +232,11 @@ pub(crate) fn comm_chunk_bytes() -> Option<u64> {
     number("BEELINE_COMM_CHUNK_BYTES")
 }
 
+/// From how many bytes on copies carry what is only moved.
+pub(crate) fn comm_copy_engine_bytes() -> Option<u64> {
+    number("BEELINE_COMM_COPY_ENGINE_BYTES")
+}
+
 /// How a thread waits for a copy of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Waiting {

@@ -13,7 +13,7 @@ use beeline::gpu::{DeviceId, ForeignStream, Gpu, Stream};
 
 use crate::abi::{Address, Config, In, Out, RawId, VERSION, export, export_value};
 use crate::failure::{self, Failure, IN_PROGRESS, SUCCESS, Status};
-use crate::{group, log};
+use crate::{group, log, memory};
 
 const ALIVE: u64 = 0x6e63_636c_2d62_6565;
 const DEAD: u64 = 0xdead_636c_2d62_6565;
@@ -77,6 +77,7 @@ impl Handle {
 
 impl Comm {
     fn new(gpu: Gpu, device: u32) -> &'static Self {
+        memory::used(&gpu);
         Box::leak(Box::new(Self {
             magic: AtomicU64::new(ALIVE),
             gpu,

@@ -13,6 +13,32 @@ use crate::failure::Failure;
 /// What `ncclMemAlloc` gave out, by address.
 static ALLOCATED: Mutex<Option<HashMap<u64, Buffer>>> = Mutex::new(None);
 
+/// Devices of this process that communicators were made for: all may write what `ncclMemAlloc` gave out, so that copies
+/// between them need no stop on the way.
+static DEVICES: Mutex<Vec<Gpu>> = Mutex::new(Vec::new());
+
+/// Notes a device that a communicator is made for.
+pub(crate) fn used(gpu: &Gpu) {
+    {
+        let mut devices = lock(&DEVICES);
+        if devices.iter().any(|known| known.same_device(gpu)) {
+            return;
+        }
+        devices.push(gpu.clone());
+    }
+    let all: Vec<Buffer> = lock(&ALLOCATED).iter().flat_map(HashMap::values).cloned().collect();
+    all.iter().for_each(|buffer| open(buffer, gpu));
+}
+
+/// Where it cannot be opened, data goes through the communicator's own memory.
+fn open(buffer: &Buffer, gpu: &Gpu) {
+    if !buffer.gpu().same_device(gpu)
+        && let Err(error) = buffer.open_to(gpu)
+    {
+        tracing::debug!(%error, "copies to another device go through windows");
+    }
+}
+
 /// Registrations of a communicator at most.
 const REGISTERED_MAX: usize = 1 << 20;
 
@@ -50,7 +76,10 @@ export! {
         if bytes == 0 { return place.set(0); }
         let buffer = Gpu::current_cuda()?.alloc_shareable(bytes as u64)?;
         let address = buffer.ptr().as_u64();
-        lock(&ALLOCATED).get_or_insert_default().insert(address, buffer);
+        lock(&ALLOCATED).get_or_insert_default().insert(address, buffer.clone());
+        // Behind that: devices that come from here on open it themselves.
+        let devices = lock(&DEVICES).clone();
+        devices.iter().for_each(|gpu| open(&buffer, gpu));
         place.set(address)
     }
 

@@ -163,6 +163,14 @@ export! {
         let driver = driver()?;
         let [kind, device, flags] = access.at(0)?;
         let mut objects = driver.objects();
+        if let Some(memory) = objects.memory.get_mut(&ptr) {
+            // Another device, for memory that its own has already.
+            driver.device(device)?;
+            let whole = memory.kind == Kind::Virtual && memory.buffer.len() == len as u64;
+            if !whole || count != 1 || kind != 1 || flags != 3 { return Err(Cu::INVALID_VALUE); }
+            objects.opened.insert((ptr, device as usize));
+            return Ok(());
+        }
         let Some(found) = objects.physical.values().find(|it| it.buffer.ptr().as_u64() == ptr)
         else { return Err(Cu::INVALID_VALUE) };
         let same = found.mapped && found.device as i32 == device && found.buffer.len() == len as u64;
@@ -179,6 +187,7 @@ export! {
         if found.buffer.len() != len as u64 { return Err(Cu::INVALID_VALUE); }
         found.mapped = false;
         objects.memory.remove(&ptr);
+        objects.opened.retain(|(opened, _)| *opened != ptr);
         Ok(())
     }
 
@@ -294,8 +303,18 @@ fn pointer_attribute(driver: &Driver, name: i32, place: *mut c_void, ptr: u64) -
         // The driver writes less than a word here, or a whole one: a caller must be ready for both.
         8 => write(place, u8::from(kind == Some(Kind::Managed))),
         9 => write(place, if memory.is_some() || host.is_some() { device as i32 } else { -2 }),
+        10 => write(place, u32::from(kind == Some(Kind::Plain))),
         11 => write(place, start),
         12 => write(place, len.unwrap_or(0) as usize),
+        // What was mapped is open to its own device alone.
+        16 => {
+            let open = memory.is_some_and(|(known, _)| {
+                let device = driver.current().unwrap_or(usize::MAX);
+                let opened = objects.opened.contains(&(start, device));
+                known.kind != Kind::Virtual || device == known.device || opened
+            });
+            write(place, if open { 3_u32 } else { 0 })
+        }
         _ => Err(Cu::INVALID_VALUE),
     }
 }

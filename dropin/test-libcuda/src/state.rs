@@ -60,6 +60,8 @@ pub(crate) struct Objects {
     pub(crate) exported: HashMap<u64, Buffer>,
     /// Which device may access which.
     pub(crate) peers: HashSet<(usize, usize)>,
+    /// Mapped memory, by address, and devices that may use it besides its own.
+    pub(crate) opened: HashSet<(u64, usize)>,
 }
 
 #[derive(Clone)]

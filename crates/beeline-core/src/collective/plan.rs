@@ -91,6 +91,12 @@ pub const fn flagged_bytes_max(ranks: u32) -> u64 {
         _ => PACKET_ONLY_BYTES_MAX,
     }
 }
+/// Least bytes to one peer from which on copies carry what is only moved, where the calls of all ranks are known at once:
+/// below, events and the start of copies take longer than stores do. Measured between two ranks; never planned, since a
+/// plan does not know of groups.
+pub const fn copied_bytes_min(ranks: u32) -> u64 {
+    if ranks > 1 { 128 << 20 } else { u64::MAX }
+}
 /// Most bytes of an all-reduce of more than two ranks that every rank reduces itself; above they share the work.
 pub const WHOLE_BYTES_MAX: u64 = 32 << 10;
 
@@ -161,7 +167,7 @@ fn built(call: &Call, n: u32, (part, most): (u64, u64), route: Algorithm) -> Res
     if matches!(route, Algorithm::CopyEngine | Algorithm::ScatterGather) {
         return Err(Reason::with(
             Code::NotBuilt,
-            "kernels push with stores, from each rank to each",
+            "kernels push with stores; what one group has for all ranks may go by copies",
         ));
     }
     if route == Algorithm::OneShot && part <= most {

@@ -70,6 +70,24 @@ impl DeviceMem {
         matches!(self.backing, Backing::Virtual(_))
     }
 
+    /// Lets the device of `peer` read and write the whole of this virtual memory.
+    ///
+    /// # Errors
+    /// `Unsupported` for memory of another kind; what the driver says where the devices cannot reach each other.
+    pub fn open_to(&self, peer: &Context) -> Result<(), Error> {
+        let (Backing::Virtual(mapping), Some(set_access)) =
+            (&self.backing, self.context.table().cuMemSetAccess)
+        else {
+            return Err(Error::Unsupported { what: "memory that is opened to another device" });
+        };
+        let location = MemLocation::device(peer.device().raw());
+        let access = AccessDesc { location, flags: MEM_ACCESS_READ_WRITE };
+        let _current = self.context.enter()?;
+        // SAFETY: the range is the whole of what this value mapped; one description stands at `access`.
+        let result = unsafe { set_access(mapping.ptr, mapping.bytes, &raw const access, 1) };
+        self.context.check("cuMemSetAccess", result, || format!("{} bytes", mapping.bytes))
+    }
+
     /// `len` bytes from the device's default pool, there once `core` has run what is queued before.
     pub(super) fn alloc_pooled(core: &Arc<Core>, len: u64) -> Result<Self, Error> {
         let context = core.context();

@@ -99,8 +99,10 @@ impl PointerAttribute {
     pub(super) const BUFFER_ID: Self = Self(7);
     pub(super) const IS_MANAGED: Self = Self(8);
     pub(super) const DEVICE_ORDINAL: Self = Self(9);
+    pub(super) const IS_LEGACY_CUDA_IPC_CAPABLE: Self = Self(10);
     pub(super) const RANGE_START_ADDR: Self = Self(11);
     pub(super) const RANGE_SIZE: Self = Self(12);
+    pub(super) const ACCESS_FLAGS: Self = Self(16);
 }
 
 /// Where a pointer points (`CUmemorytype`); 0 for memory the driver does not know.

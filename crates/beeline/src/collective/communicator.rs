@@ -43,10 +43,10 @@ pub(super) struct Inner {
     settings: Settings,
     staged: bool,
     pub(super) control: Arc<Control>,
-    executor: Mutex<Option<Executor>>,
+    pub(super) executor: Mutex<Option<Executor>>,
     /// Waits for what was queued when the communicator ends, which is no time to make a stream; `None` on the staged path.
     spare: Option<Stream>,
-    queue: Mutex<Queue>,
+    pub(super) queue: Mutex<Queue>,
     pub(super) exchange: Mutex<Exchange>,
     pub(super) shrinks: AtomicU64,
 }
@@ -311,6 +311,11 @@ impl Communicator {
         }
     }
 
+    /// How many copies this rank has queued where kernels would do as well: large moves of groups that have all ranks.
+    pub fn copied(&self) -> u64 {
+        lock(&self.inner.executor).as_ref().map_or(0, Executor::copied)
+    }
+
     /// Why the communicator stopped, if it did. One atomic load while all is well.
     pub fn async_error(&self) -> Option<Error> {
         if !self.inner.control.has_failed() {
@@ -353,6 +358,10 @@ impl Communicator {
 }
 
 impl Inner {
+    pub(super) const fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     /// Whether the call can be made at all.
     fn check(&self, posted: &Posted) -> Result<()> {
         let invalid = |error: Error| error.coded("collective-invalid");

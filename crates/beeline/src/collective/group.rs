@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::communicator::{Communicator, Inner};
 use super::executor::Posted;
+use super::together;
 use crate::error::{Error, Result};
 use crate::gpu::Stream;
 
@@ -17,6 +18,8 @@ const CALLS_MAX: usize = 1 << 16;
 
 /// A call with its stream.
 pub(super) type Queued = (Posted, Arc<Stream>);
+/// What a group has for one rank: calls of all ranks in their order, then sends and receives.
+pub(super) type ByRank = (Arc<Inner>, VecDeque<Queued>, Vec<Queued>);
 
 #[derive(Default)]
 struct Group {
@@ -74,7 +77,7 @@ pub fn group_end() -> Result<()> {
 /// calls would wait for those of another that this thread has not queued yet. Sends and receives come last, those of a
 /// rank together.
 fn queue_all(calls: Vec<(Arc<Inner>, Posted, Arc<Stream>)>) -> Result<()> {
-    let mut by_rank: Vec<(Arc<Inner>, VecDeque<Queued>, Vec<Queued>)> = Vec::new();
+    let mut by_rank: Vec<ByRank> = Vec::new();
     for (rank, posted, stream) in calls {
         let at = by_rank.iter().position(|(known, ..)| Arc::ptr_eq(known, &rank));
         let at = at.unwrap_or_else(|| {
@@ -87,6 +90,9 @@ fn queue_all(calls: Vec<(Arc<Inner>, Posted, Arc<Stream>)>) -> Result<()> {
                 false => collectives.push_back((posted, stream)),
             }
         }
+    }
+    if let Some(queued) = together::queue(&by_rank) {
+        return by_rank.iter().fold(queued, |first, (rank, ..)| first.and(rank.settle()));
     }
     // One that fails must not keep the others, who may wait for each other, from being queued.
     let mut first = Ok(());

@@ -46,6 +46,7 @@ mod id;
 mod parts;
 mod queue;
 mod secret;
+mod together;
 mod watch;
 mod wire;
 

@@ -48,7 +48,20 @@ enum End {
     Counted(u32),
 }
 
+/// How many calls were queued: of all ranks, and of this one to and from each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Counts<'a> {
+    pub(super) collectives: u64,
+    pub(super) sends: &'a [u64],
+    pub(super) receives: &'a [u64],
+}
+
 impl Queue {
+    pub(super) fn counts(&self) -> Counts<'_> {
+        let Self { collectives, sends, receives, .. } = self;
+        Counts { collectives: *collectives, sends, receives }
+    }
+
     pub(super) fn new(ranks: u32) -> Self {
         let counts = vec![0; ranks as usize];
         Self { sends: counts.clone(), receives: counts, ..Self::default() }
@@ -89,6 +102,26 @@ impl Queue {
         stream: &Stream,
     ) -> Result<()> {
         self.enqueue(executor, &Batch::Collective(posted), stream)
+    }
+
+    /// Counts calls that copies carry, in the open stream; how the last one is announced.
+    pub(super) fn copied(&mut self, calls: &[&Posted]) -> Option<Announcement> {
+        if let Some(open) = &mut self.open {
+            open.ends = Some(Ends::Event);
+        }
+        let mut last = None;
+        for posted in calls {
+            let counts = match posted.call.kind {
+                Collective::Send => self.sends.get_mut(posted.call.root as usize),
+                Collective::Recv => self.receives.get_mut(posted.call.root as usize),
+                _ => Some(&mut self.collectives),
+            };
+            if let Some(count) = counts {
+                *count += 1;
+                last = Some(Announcement { sequence: *count, call: posted.call });
+            }
+        }
+        last
     }
 
     fn enqueue(&mut self, executor: &mut Executor, batch: &Batch, stream: &Stream) -> Result<()> {

@@ -94,6 +94,18 @@ impl Buffer {
         }
     }
 
+    /// Lets another CUDA device of this process read and write the whole memory behind this buffer, which is from
+    /// [`Gpu::alloc_shareable`]: collectives then copy straight into it.
+    ///
+    /// # Errors
+    /// `is_refused` for memory of another kind; what the devices say that cannot reach each other.
+    pub fn open_to(&self, gpu: &Gpu) -> Result<()> {
+        let text = || format!("memory of {} for {}", self.gpu().id(), gpu.id());
+        let memory = self.as_cuda().ok_or_else(|| Error::refused(text()))?;
+        let opened = memory.open_to(&*gpu.cuda_context()?);
+        opened.map_err(|error| Error::refused(format!("cannot open {}", text())).because(error))
+    }
+
     /// How another process finds the memory, and where in it this buffer starts.
     ///
     /// # Errors

@@ -52,3 +52,8 @@ fn trouble_is_found_by_the_kernels() {
 fn processes_reach_each_others_windows() {
     again(&["processes::"]);
 }
+
+#[test]
+fn large_moves_are_copies() {
+    again(&["copies::"]);
+}

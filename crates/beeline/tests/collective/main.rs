@@ -7,6 +7,7 @@
     reason = "helpers of tests"
 )]
 
+mod copies;
 mod data;
 mod emulated;
 #[path = "../cuda_over_test_libcuda/library.rs"]

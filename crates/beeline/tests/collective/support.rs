@@ -17,6 +17,8 @@ pub(crate) const LONG: Duration = Duration::from_secs(60);
 pub(crate) struct Job {
     pub(crate) comms: Vec<Communicator>,
     pub(crate) streams: Vec<Arc<Stream>>,
+    /// Memory of calls is not open to other devices.
+    pub(crate) closed: bool,
 }
 
 pub(crate) fn gpu() -> Gpu {
@@ -66,7 +68,7 @@ impl Job {
 
     pub(crate) fn of(comms: Vec<Communicator>) -> Self {
         let streams = comms.iter().map(|comm| Arc::new(comm.gpu().stream().unwrap())).collect();
-        Self { comms, streams }
+        Self { comms, streams, closed: false }
     }
 
     pub(crate) fn ranks(&self) -> u32 {
@@ -94,7 +96,10 @@ impl Job {
         let ranks = self.ranks();
         let place = |rank: u32, bytes: u64, contents: Option<&[u8]>| {
             let comm = &self.comms[rank as usize];
-            let buffer = comm.gpu().alloc((bytes + shift).max(1)).unwrap();
+            let bytes = (bytes + shift).max(1);
+            let gpu = comm.gpu();
+            let made = if self.closed { gpu.alloc_shareable(bytes) } else { gpu.alloc(bytes) };
+            let buffer = made.unwrap();
             if let Some(contents) = contents {
                 put(&buffer, shift, contents, &self.streams[rank as usize]);
             }

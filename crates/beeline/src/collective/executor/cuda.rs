@@ -7,12 +7,14 @@
 //! counters that both need are in the windows, so a captured graph can be replayed. Which of the two a part
 //! takes depends on its size alone, since both sides must choose the same.
 
+mod direct;
 mod join;
 mod launch;
 mod report;
 mod rounds;
 mod verify;
 
+pub(in crate::collective) use direct::{Move, Rank, plan, queue};
 pub(in crate::collective) use report::{REPORT_OFFSET, WAITING_OFFSET, failure, failure_of_others};
 
 use std::sync::{Arc, Mutex};
@@ -59,6 +61,10 @@ pub(crate) struct Cuda {
     few_blocks: u32,
     /// Kernels used so far, few enough to be searched.
     kernels: Vec<(KernelSet, Arc<Kernels>)>,
+    /// For copies to the others, where all are of this process.
+    lanes: direct::Lanes,
+    /// Copies that were queued instead of kernels.
+    copied: u64,
 }
 
 /// How the window of another rank is reached.
@@ -113,7 +119,12 @@ impl Cuda {
         handle.wait_u32(word, blocks, WaitFlags::GEQ).map_err(failed)
     }
 
-    fn handle<'a>(&self, stream: &'a Stream) -> Result<&'a Handle> {
+    /// How many copies stood in for kernels.
+    pub(super) const fn copied(&self) -> u64 {
+        self.copied
+    }
+
+    pub(super) fn handle<'a>(&self, stream: &'a Stream) -> Result<&'a Handle> {
         stream.as_cuda().ok_or_else(|| {
             Error::refused(format!(
                 "the stream is of {}, the rank of {}",

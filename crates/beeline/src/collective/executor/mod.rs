@@ -94,6 +94,9 @@ pub struct Settings {
     pub chunk_bytes: u64,
     /// Blocks or threads that work on one call (0: by size); results never depend on it.
     pub channels: u32,
+    /// From so many bytes to one peer on, copies carry what is only moved, in groups of one thread that have all ranks; `None`:
+    /// where they are faster, as measured. Of rank 0 counts.
+    pub copy_engine_bytes: Option<u64>,
     /// Whether kernels of small calls may start while what was queued before them still runs, and wait for its end themselves,
     /// where the device has instructions for that. What a program sees is the same; graphs have programmatic edges then.
     pub early: bool,
@@ -111,6 +114,7 @@ impl Default for Settings {
             algorithm: None,
             chunk_bytes: 1 << 20,
             channels: 0,
+            copy_engine_bytes: None,
             early: true,
             staged: false,
             faults: Faults::default(),
@@ -120,7 +124,7 @@ impl Default for Settings {
 
 impl Settings {
     /// The defaults, overridden by `BEELINE_COMM_TIMEOUT` (seconds, for both deadlines), `BEELINE_COMM_PATH` (`staged`),
-    /// `BEELINE_COMM_EARLY` (0) and `BEELINE_COMM_CHUNK_BYTES`.
+    /// `BEELINE_COMM_EARLY` (0), `BEELINE_COMM_COPY_ENGINE_BYTES` and `BEELINE_COMM_CHUNK_BYTES`.
     pub fn from_env() -> Self {
         Self::default().overridden()
     }
@@ -138,6 +142,7 @@ impl Settings {
         }
         settings.staged = config::comm_staged();
         settings.early = config::comm_early();
+        settings.copy_engine_bytes = config::comm_copy_engine_bytes();
         settings.chunk_bytes = config::comm_chunk_bytes().unwrap_or(settings.chunk_bytes);
         settings
     }
@@ -262,6 +267,14 @@ impl Executor {
         staged::Staged::join(setup).map(Self::Staged)
     }
 
+    /// How many copies stood in for kernels.
+    pub(crate) const fn copied(&self) -> u64 {
+        match self {
+            Self::Cuda(cuda) => cuda.copied(),
+            Self::Staged(_) => 0,
+        }
+    }
+
     /// Whether calls go through host memory.
     pub(crate) const fn is_staged(&self) -> bool {
         matches!(self, Self::Staged(_))
@@ -306,5 +319,42 @@ impl Executor {
             Self::Cuda(cuda) => cuda.close(tail, deadline),
             Self::Staged(staged) => staged.close(deadline),
         }
+    }
+}
+
+/// The executors of all ranks of a communicator, for what their calls of one group say together.
+pub(crate) struct Direct<'a> {
+    ranks: Vec<cuda::Rank<'a>>,
+}
+
+/// Copies that carry out a group.
+pub(crate) type Moves = Vec<cuda::Move>;
+
+impl<'a> Direct<'a> {
+    pub(crate) const fn new() -> Self {
+        Self { ranks: Vec::new() }
+    }
+
+    /// The next rank; `None` where it has no device that copies, or the stream is another's.
+    pub(crate) fn add(
+        &mut self,
+        executor: &'a mut Executor,
+        stream: &'a Stream,
+        calls: &[&'a Posted],
+    ) -> Option<()> {
+        let Executor::Cuda(cuda) = executor else { return None };
+        let stream = cuda.handle(stream).ok()?;
+        self.ranks.push(cuda::Rank { cuda, stream, calls: calls.to_vec() });
+        Some(())
+    }
+
+    /// The copies, of at least so many bytes from rank to rank; `None` where kernels must do it.
+    pub(crate) fn plan(&self, least: u64) -> Option<Moves> {
+        cuda::plan(&self.ranks, least)
+    }
+
+    /// Queues them.
+    pub(crate) fn queue(&mut self, moves: &Moves) -> Result<()> {
+        cuda::queue(&mut self.ranks, moves)
     }
 }

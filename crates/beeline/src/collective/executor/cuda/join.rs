@@ -12,7 +12,7 @@ use beeline_sys::cuda::collective::{
 use beeline_sys::cuda::{DeviceAttribute, DeviceMem, HostRegistration, Stream as Handle};
 
 use super::verify::{self, Probe};
-use super::{Cuda, LEFT_MAX, Peer, REPORT_OFFSET, device_of, process_is_gone, retire};
+use super::{Cuda, LEFT_MAX, Peer, REPORT_OFFSET, device_of, direct, process_is_gone, retire};
 use crate::collective::control::ABORT_OFFSET;
 use crate::collective::executor::{Setup, Tail};
 use crate::error::{Error, Kind, Result};
@@ -62,6 +62,8 @@ pub(super) fn join(setup: &mut Setup<'_>) -> Result<Cuda> {
             if !lines {
                 cuda.comm.line_span = 0;
             }
+            // Made now: later, making them may wait for a kernel that waits for a rank of the same thread.
+            cuda.lanes = direct::lanes(&cuda).unwrap_or_default();
             verified(cuda, setup)
         }
     }
@@ -196,6 +198,8 @@ impl Own {
             ends: None,
             few_blocks,
             kernels: Vec::new(),
+            lanes: direct::Lanes::new(),
+            copied: 0,
         })
     }
 

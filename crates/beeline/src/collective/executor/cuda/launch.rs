@@ -34,7 +34,7 @@ const ONE_SHOT_MAX: u64 = 32 << 10;
 const BARRIER_AT: u64 = 512;
 
 /// Memory that a launch keeps; empty where the caller does.
-type Held = Vec<Arc<DeviceMem>>;
+pub(super) type Held = Vec<Arc<DeviceMem>>;
 
 impl Cuda {
     pub(super) fn collective(&mut self, posted: &Posted, stream: &Handle) -> Result<()> {
@@ -324,7 +324,12 @@ struct Shot {
 }
 
 /// What `rank` sends to `peer` and receives from it in a call that computes nothing.
-fn part_of(call: &Call, (rank, peer): (u32, u64), (input, output): (u64, u64), bytes: u64) -> Part {
+pub(super) fn part_of(
+    call: &Call,
+    (rank, peer): (u32, u64),
+    (input, output): (u64, u64),
+    bytes: u64,
+) -> Part {
     let (own, root) = (u64::from(rank), u64::from(call.root));
     let when = |condition: bool| if condition { bytes } else { 0 };
     let (send, send_bytes, recv, recv_bytes) = match call.kind {
@@ -340,7 +345,7 @@ fn part_of(call: &Call, (rank, peer): (u32, u64), (input, output): (u64, u64), b
     Part { send, send_bytes, recv, recv_bytes, ..Part::default() }
 }
 
-fn bytes_of(call: &Call) -> Result<u64> {
+pub(super) fn bytes_of(call: &Call) -> Result<u64> {
     let size = call.dtype.size_bytes().ok_or_else(|| unknown(call))?;
     call.count.checked_mul(size).ok_or_else(|| unknown(call))
 }
@@ -376,7 +381,7 @@ fn kernels_of(call: &Call) -> Result<KernelSet> {
 
 /// The device's address of `bytes` bytes at a place, whose memory is added to `held` where it is a buffer's; 0
 /// where there are none. Foreign memory is as long as the caller says.
-fn address(place: &Place, bytes: u64, what: &str, held: &mut Held) -> Result<u64> {
+pub(super) fn address(place: &Place, bytes: u64, what: &str, held: &mut Held) -> Result<u64> {
     match place {
         _ if bytes == 0 => Ok(0),
         Place::None => {
