@@ -20,7 +20,7 @@
 // Of a kernel that may start early: the threads that have not waited yet, and how often one of those touched memory. A test
 // sets the first where its kernels must wait.
 inline thread_local bool host_unready[1024];
-inline std::atomic<u32> host_too_early{0};
+inline std::atomic<u32> host_too_early{0}, host_admissions{0};
 
 #ifdef BEELINE_FIBERS
 #include "../emulate/fibers.h"
@@ -125,7 +125,7 @@ inline void host_touch() {
     if (host_unready[host_thread % 1024]) host_too_early++;
 }
 inline void after_earlier() { host_unready[host_thread % 1024] = false; }
-inline void admit_next() {}
+inline void admit_next() { host_touch(), host_admissions++; }
 template <class W>
 inline std::atomic<W> &host_word(u64 at) {
     host_touch();

@@ -64,9 +64,17 @@ struct Comm {
     u64 line_at;   // offset of the lines in every window: [source][slot][block]
     u32 line_span; // bytes of data that a block carries to a peer in one message of lines, whole groups; 0: none
     // 1: every block of packets or lines adds one to AT_DONE when it is done, for good or not; 0 in graphs, whose replays
-    // the host does not count.
+    // the host does not count, in streams of the library's own, and where streams cannot wait for it.
     u32 counted;
+    u32 admits; // when blocks of the next kernel may start, below
+    u32 unused;
 };
+
+// What waits early takes room, which another stream's kernel may need that a peer waits for. So a kernel of few blocks lets the
+// next one start at once: several such fit. Others do so in each block once it has heard from every peer that it takes from, or
+// has nothing left to wait for: when all of a kernel's blocks have come to that, all blocks that they still wait for have started,
+// so that it ends without any more room for anybody.
+enum { ADMIT_NEVER = 0, ADMIT_AT_ONCE = 1, ADMIT_HEARD = 2 };
 
 // What a rank sends to one peer and receives from it; itself among them (a local copy).
 struct Part {

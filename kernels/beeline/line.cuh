@@ -190,6 +190,7 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
     u64 word_out = !works && header < c.ranks ? a.parts[header].send_word : 0;
     u64 word_in = !works && header < c.ranks ? a.parts[header].recv_word : 0;
     bool good = line_begin(c, s, sends, to, from, word_out, word_in);
+    if (good && takes == 0 && most_out <= room) admit(c, ADMIT_HEARD);
     const Part &self = a.parts[c.rank];
     const LinePart &own = s.in[c.rank];
     // The own part is copied by those who take, if they have to wait for nothing, or if it is much; else by those who send.
@@ -216,6 +217,7 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
         u32 taker = warp - senders, takers = warps - senders, t = thread_index() - senders * 32;
         if (copies && by_takers) copy_own(self.recv + own.start, self.send + own.start, own.bytes, t, takers * 32);
         Lane l = lane();
+        u32 heard = 0;
 #pragma unroll 1
         for (u32 round = 0; good && round < rounds_in; round++) {
             u32 going = 0;
@@ -233,6 +235,7 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
                     Pair v[MOST];
                     int count = g + takers < groups ? 2 : 1;
                     good = line_take<MOST>(c, s.ll, l, p, number, g, takers, count, v);
+                    if (good && g == 0 && round == 0 && (heard |= 1u << p) == takes) admit(c, ADMIT_HEARD);
 #pragma unroll
                     for (int k = 0; k < MOST; k++) {
                         u64 offset = ((u64)round * room + g + k * takers) * LINE_GROUP;
@@ -260,6 +263,7 @@ DEVICE void line_reduce(const ReduceArgs &a, LineShared &s) {
     Weigh w = weigh<T>(a);
     Weighed<T, OP> weighed = {w};
     bool good = line_begin(c, s, a.send_mask, a.send_mask, a.recv_mask, a.word, a.word);
+    if (good && a.recv_mask == 0 && rounds <= 1) admit(c, ADMIT_HEARD);
     if (good && works && warp < senders) {
 #pragma unroll 1
         for (u32 round = 0; good && round < rounds; round++) {
@@ -313,6 +317,8 @@ DEVICE void line_reduce(const ReduceArgs &a, LineShared &s) {
                             lo[k].next(x), hi[k].next(y);
                     }
                 }
+                // One from every peer.
+                if (good && g == 0 && round == 0) admit(c, ADMIT_HEARD);
 #pragma unroll
                 for (int k = 0; k < MOST; k++) {
                     u32 group = round * room + g + k * takers;

@@ -15,6 +15,10 @@ struct LlShared {
     u32 warm; // of nobody's interest
 };
 
+DEVICE void admit(const Comm &c, u32 when) {
+    if (c.admits == when) admit_next();
+}
+
 // The beginning of a kernel that may start early: nothing of memory is touched before what was queued before has ended.
 // The arguments are none of it. They are read once here, a word of each of their lines in the cache, where it costs no
 // time: what follows finds them there.
@@ -28,7 +32,7 @@ DEVICE void begin_early(const Args &a, LlShared &s) {
         set(s.warm, all);
     }
     after_earlier();
-    admit_next();
+    admit(a.comm, ADMIT_AT_ONCE);
 }
 
 DEVICE u64 ll_counters(const Comm &c, u32 peer) {
@@ -185,6 +189,8 @@ DEVICE void ll_move(const MoveArgs &a, LlShared &s) {
             if (good) store8(to_at + i * 8, bytes - i * 8, v);
         }
     }
+    // The first thread has taken its packets from every peer.
+    if (good && thread_index() == 0) admit(c, ADMIT_HEARD);
     ll_end(c, s, good, sends, takes, from);
 }
 
@@ -232,5 +238,6 @@ DEVICE void ll_reduce(const ReduceArgs &a, LlShared &s) {
         }
         if (good) store8(a.out + start + i * 8, bytes - i * 8, unit.result(w));
     }
+    if (good && thread_index() == 0) admit(c, ADMIT_HEARD);
     ll_end(c, s, good, a.send_mask, a.recv_mask, a.recv_mask);
 }

@@ -38,7 +38,8 @@ struct StageShared {
 };
 
 // `bytes` from anywhere to anywhere, 16 at a time where `to` is aligned to that; quick where both sides agree modulo 16.
-// Plain accesses: what the host wrote was acquired by a thread of this block, and the others met it at a barrier after
+// Plain accesses. Where all is copied at once, the stream's wait before the kernel and the stream's write behind it order
+// them. Chunk by chunk, what the host wrote was acquired by a thread of this block, and the others met it at a barrier after
 // that; what is written goes out before the release of thread 0, which meets the others at a barrier before.
 DEVICE void stage_copy(u64 to, u64 from, u64 bytes, u64 i, u64 step) {
     u64 head = smaller((16 - to % 16) % 16, bytes), whole = (bytes - head) / 16, tail = head + whole * 16;

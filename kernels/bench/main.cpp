@@ -101,6 +101,9 @@ static void launch(CUfunction f, CUstream s, u32 blocks, u32 threads, void *args
 template <class A>
 static void run(const Kernels &k, u32 r, A &a, u64 most, Way way) {
     CK(cuCtxSetCurrent(g[r].ctx));
+    // As executor/cuda/launch.rs has it for 132 processors.
+    u64 share = way == LINE ? LINE_BLOCK : 1ull << shift_of(most);
+    a.comm.admits = !early || way == PUSH || most > EARLY_MAX ? ADMIT_NEVER : (most + share - 1) / share <= 33 ? ADMIT_AT_ONCE : ADMIT_HEARD;
     if (way == PUSH) {
         launch(k.function[PUSH][r], g[r].stream, (u32)std::min<u64>(PUSH_BLOCKS, std::max<u64>(1, (most + 15) / 16)), push_threads, &a, false);
     } else if (way == LINE) {

@@ -63,6 +63,7 @@ struct World {
         c.call = call, c.push_at = push_at, c.chunk = CHUNK, c.rank = rank, c.ranks = n;
         c.ll_blocks = LL_BLOCKS_MAX, c.line_at = line_at, c.line_span = LINE_SPAN;
         c.counted = rank % 2;
+        c.admits = ADMIT_AT_ONCE;
         return c;
     }
     // Every second rank counts its blocks of packets and lines.
@@ -82,7 +83,7 @@ static void launch(u32 blocks, F kernel) {
         for (u32 t = 0; t < THREADS; t += 32)
             threads.emplace_back([&, t] {
                 host_threads = THREADS, host_block_index = b, host_block = &block;
-                for (u32 l = 0; l < 32; l++) host_unready[t + l] = !std::is_same<S, PushShared>::value;
+                for (u32 l = 0; l < 32; l++) host_unready[t + l] = std::is_same<S, LlShared>::value || std::is_same<S, LineShared>::value;
                 auto warp = std::make_unique<HostWarp>();
                 warp->run(t, [&] { kernel(shared); });
             });
@@ -201,6 +202,23 @@ static void moves(u32 n, Way way, u64 bytes, u32 shift, bool ring, bool slow = f
     });
 }
 
+// Every block lets the next kernel start: at once, or as soon as it has heard from its peers.
+static void admissions(Way way, u32 when, bool one_way) {
+    World world(2);
+    std::vector<float> x(4096), y(4096);
+    u32 before = host_admissions;
+    everywhere(2, [&](u32 rank) {
+        ReduceArgs a = {};
+        a.comm = world.comm(rank, 5, 5000);
+        a.comm.admits = when;
+        a.in = (u64)x.data(), a.out = (u64)(rank ? y.data() + 2048 : y.data()), a.bytes = 8192;
+        a.send_mask = one_way && rank == 1 ? 0 : 2u >> rank, a.recv_mask = one_way && rank == 0 ? 0 : 2u >> rank;
+        run<F32, SUM>(way, a);
+    });
+    bool any = host_admissions != before;
+    CHECK(any == (when != ADMIT_NEVER && way != PUSH), "way %d, when %u: admitted %d", way, when, any);
+}
+
 static void troubles(Way way, int kind) { // 0 another call, 1 never comes, 2 abort, 3 another rank failed
     World world(2);
     std::vector<float> x(4096), y(4096);
@@ -221,7 +239,11 @@ static void troubles(Way way, int kind) { // 0 another call, 1 never comes, 2 ab
         a.in = (u64)x.data(), a.out = (u64)y.data(), a.bytes = count * 4, a.send_mask = a.recv_mask = 2u >> rank;
         // A block that gives up is done, too.
         a.comm.counted = 1;
+        // And one that waits for a rank that never comes lets no other start.
+        a.comm.admits = ADMIT_HEARD;
+        u32 before = host_admissions;
         run<F32, SUM>(way, a);
+        CHECK(kind == 0 || host_admissions == before, "trouble %d way %d: the next kernel was let start", kind, way);
         u32 done = host_word<u32>((u64)world.windows[rank] + AT_DONE);
         CHECK(done == (way == PUSH ? 0 : blocks_of(way, a.bytes)), "trouble %d way %d: %u blocks counted", kind, way, done);
     });
@@ -260,6 +282,9 @@ int main() {
         }
     for (Way way : WAYS)
         for (int kind : {0, 1, 2, 3}) troubles(way, kind);
+    for (Way way : WAYS)
+        for (u32 when : {ADMIT_NEVER, ADMIT_AT_ONCE, ADMIT_HEARD})
+            for (bool one_way : {false, true}) admissions(way, when, one_way);
     for (u32 start : {0xfffffffdu, 0xffffffffu}) // counters wrap on the way
         for (Way way : WAYS) {
             counters_at = start;

@@ -232,13 +232,18 @@ fn machine_code(folder: &Path, check: bool) -> Outcome {
 /// The text of a collective's module for compute capability 9.0, with the instructions that only it has: behind marks in the
 /// committed one (`after_earlier` and `admit_next` of `kernels/beeline/device.cuh`).
 fn for_9_0(ptx: &str) -> Result<String, String> {
-    const MARKS: [&str; 2] =
-        ["//sm_90 griddepcontrol.wait;", "//sm_90 griddepcontrol.launch_dependents;"];
+    const WAIT: &str = "//sm_90 griddepcontrol.wait;";
+    const ADMIT: &str = "//sm_90 griddepcontrol.launch_dependents;";
     // The library launches its kernels of packets and of lines so that they need them.
-    for entry in ptx.split(".entry ").skip(1) {
-        let early = ["bl_ll_", "bl_line_"].iter().any(|name| entry.starts_with(name));
-        if let Some(missing) = MARKS.iter().find(|mark| early && !entry.contains(**mark)) {
-            return Err(format!("a kernel of packets or lines is without {missing}"));
+    let early = |entry: &&str| ["bl_ll_", "bl_line_"].iter().any(|name| entry.starts_with(name));
+    for entry in ptx.split(".entry ").skip(1).filter(early) {
+        let name = entry.split('(').next().unwrap_or_default();
+        let Some((before, after)) = entry.split_once(WAIT) else {
+            return Err(format!("{name} does not wait for the kernel before it"));
+        };
+        let touches = |line: &str| line.contains(".global") || line.contains("call");
+        if before.contains(ADMIT) || before.lines().any(touches) || !after.contains(ADMIT) {
+            return Err(format!("{name} touches memory, or lets the next start, before its wait"));
         }
     }
     Ok(ptx.replace("//sm_90 ", "").replace(".target sm_80", ".target sm_90"))

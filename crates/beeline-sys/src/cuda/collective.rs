@@ -4,6 +4,7 @@
 use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::core::Held;
 use super::device::Context;
@@ -30,6 +31,12 @@ pub const LL_THREADS_MAX: u32 = 512;
 /// The warp that deals with headers.
 pub const LL_THREADS_MORE: u32 = 32;
 
+/// Blocks of the next kernel start when the kernel has ended.
+pub const ADMIT_NEVER: u32 = 0;
+/// They may start when all of the kernel's blocks have.
+pub const ADMIT_AT_ONCE: u32 = 1;
+/// They may start when every block has heard from its peers: no block that the kernel waits for needs room any more.
+pub const ADMIT_HEARD: u32 = 2;
 /// Where a window has the number of blocks that are done, of launches that count them (32 bits, wraps).
 pub const DONE_AT: u64 = 704;
 
@@ -173,6 +180,10 @@ pub struct Comm {
     /// 1: every block of packets or lines adds itself to the word at [`DONE_AT`] when it is done; 0 in graphs, whose
     /// replays the host does not count.
     pub counted: u32,
+    /// When blocks of the next kernel may start: [`ADMIT_NEVER`], [`ADMIT_AT_ONCE`], [`ADMIT_HEARD`].
+    pub admits: u32,
+    /// Nothing.
+    pub unused: u32,
 }
 
 /// What a rank sends to one peer and receives from it (itself: a local copy).
@@ -303,8 +314,9 @@ texts! {
 pub struct Kernels {
     context: Arc<Context>,
     module: RawModule,
-    /// Whether they are machine code, whose kernels of packets and lines wait themselves for what was queued before.
-    early: bool,
+    /// Whether they are machine code, whose kernels of packets and lines wait themselves for what was queued before, and the driver
+    /// has not refused to launch them so.
+    early: AtomicBool,
     /// In the order of [`Way`].
     functions: [RawFunction; 3],
 }
@@ -331,7 +343,8 @@ impl Kernels {
             }
         };
         let functions = [RawFunction::NULL; 3];
-        let mut new = Self { context: Arc::clone(context), module, early, functions };
+        let mut new =
+            Self { context: Arc::clone(context), module, early: AtomicBool::new(early), functions };
         let [packets, lines, push] = names;
         new.functions = [new.find(packets)?, new.find(lines)?, new.find(push)?];
         Ok(new)
@@ -433,8 +446,8 @@ impl Stream {
             Args::Reduce(args) => std::ptr::from_ref(args).cast_mut().cast(),
         }];
         // Others do not wait by themselves.
-        let waits = kernels.early && matches!(shape.way, Way::Packets | Way::Lines);
-        let early = shape.early && waits;
+        let waits = matches!(shape.way, Way::Packets | Way::Lines);
+        let early = shape.early && waits && kernels.early.load(Ordering::Relaxed);
         let mut launch = |context: &Context, stream: RawStream| {
             let (blocks, threads, params) = (shape.blocks, shape.threads, params.as_mut_ptr());
             let (values, extra) = (|| format!("collective, {shape:?}"), std::ptr::null());
@@ -447,10 +460,14 @@ impl Stream {
                     attributes: std::ptr::from_ref(&LaunchAttribute::EARLY),
                     count: 1,
                 };
-                // SAFETY: one attribute; the entry takes one struct, of the type that `args` has; all are copied during
+                // SAFETY: one attribute, laid out as the driver has it; the entry takes one struct, of the type that `args` has; all are copied during
                 // the call. This machine code waits for what was queued before, before it touches memory.
                 let result = unsafe { launch(&raw const config, function, params, extra) };
-                return context.check("cuLaunchKernelEx", result, values);
+                if !matches!(result, CuResult::NOT_SUPPORTED | CuResult::INVALID_VALUE) {
+                    return context.check("cuLaunchKernelEx", result, values);
+                }
+                // A driver without it, or a capture that cannot have it here: nothing was queued.
+                kernels.early.store(false, Ordering::Relaxed);
             }
             let launch = context.table().cuLaunchKernel;
             // SAFETY: the entry takes one struct, of the type that `args` has; it is copied during the call.
@@ -535,7 +552,7 @@ mod tests {
 
     #[test]
     fn layouts_are_those_of_layout_cuh() {
-        assert_eq!((size_of::<Comm>(), align_of::<Comm>()), (16 * 8 + 5 * 8 + 32, 8));
+        assert_eq!((size_of::<Comm>(), align_of::<Comm>()), (16 * 8 + 5 * 8 + 40, 8));
         assert_eq!(size_of::<MoveArgs>(), size_of::<Comm>() + 16 * 48);
         assert_eq!(size_of::<ReduceArgs>(), size_of::<Comm>() + 64);
         assert_eq!(size_of::<Report>(), 56);

@@ -511,8 +511,9 @@ impl fmt::Debug for Context {
     }
 }
 
-/// While it lives, a context is current and captures are not guarded in the calling thread.
-/// While it lives, a context is current for the calling thread.
+/// While it lives, a context is current for the calling thread, and, of `enter`, captures are not guarded there. Guards are
+/// dropped in the reverse of the order they were made in.
+#[must_use]
 pub struct Current<'a> {
     table: &'a Table,
     pushed: bool,

@@ -30,7 +30,8 @@ pub(super) use images;
 
 impl Images {
     /// Brings the module to the context that is current: its machine code where the device's compute capability
-    /// begins with `major` 9 and the driver takes it (a millisecond; then true), else its PTX, which the driver compiles.
+    /// begins with `major` 9 and the driver takes it (a millisecond), else its PTX, which the driver compiles. Whether it is the
+    /// machine code stands beside it.
     ///
     /// # Errors
     /// What the driver says of the PTX.
@@ -43,11 +44,11 @@ impl Images {
             // SAFETY: a whole fat binary, which says how long it is; aligned for its words; no options.
             result = unsafe { load(&raw mut module, sm_90.as_ptr().cast(), 0, none, none.cast()) };
         }
-        let machine_code = result == CuResult::SUCCESS;
-        if !machine_code {
+        let native = result == CuResult::SUCCESS;
+        if !native {
             // SAFETY: the text ends with a zero byte; no options.
             result = unsafe { load(&raw mut module, ptx.as_ptr().cast(), 0, none, none.cast()) };
         }
-        if result == CuResult::SUCCESS { Ok((module, machine_code)) } else { Err(result) }
+        if result == CuResult::SUCCESS { Ok((module, native)) } else { Err(result) }
     }
 }

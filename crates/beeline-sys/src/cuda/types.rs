@@ -158,6 +158,13 @@ pub(super) struct LaunchAttribute {
     value: [u32; 16],
 }
 
+const _: () = {
+    use std::mem::offset_of;
+    assert!(size_of::<LaunchConfig>() == 56 && size_of::<LaunchAttribute>() == 72);
+    assert!(offset_of!(LaunchConfig, stream) == 32 && offset_of!(LaunchConfig, attributes) == 40);
+    assert!(offset_of!(LaunchConfig, count) == 48 && offset_of!(LaunchAttribute, value) == 8);
+};
+
 impl LaunchAttribute {
     /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: blocks may start while the kernel before in the stream still
     /// runs, once it lets them; they wait for its end themselves.

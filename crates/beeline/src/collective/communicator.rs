@@ -44,6 +44,8 @@ pub(super) struct Inner {
     staged: bool,
     pub(super) control: Arc<Control>,
     pub(super) executor: Mutex<Option<Executor>>,
+    /// Waits for what was queued when the communicator ends, which is no time to make a stream; `None` on the staged path.
+    spare: Option<Stream>,
     pub(super) queue: Mutex<Queue>,
     pub(super) exchange: Mutex<Exchange>,
     pub(super) shrinks: AtomicU64,
@@ -106,6 +108,7 @@ impl Communicator {
             },
             settings: settings.clone(),
         })?;
+        let spare = if executor.is_staged() { None } else { Some(gpu.stream()?) };
         if !executor.is_staged() && ranks > 1 {
             watch::over(&control)?;
         }
@@ -121,6 +124,7 @@ impl Communicator {
                 staged: executor.is_staged(),
                 control,
                 executor: Mutex::new(Some(executor)),
+                spare,
                 queue: Mutex::new(Queue::new(ranks)),
                 exchange: Mutex::new(exchange),
                 shrinks: AtomicU64::new(0),
@@ -330,7 +334,7 @@ impl Communicator {
             Err(_) => None,
         };
         if let Some(executor) = executor {
-            let tail = lock(&self.inner.queue).tail(&executor, &self.inner.gpu);
+            let tail = lock(&self.inner.queue).tail(&executor, self.inner.spare.as_ref());
             executor.close(tail, Instant::now());
         }
     }
@@ -342,7 +346,7 @@ impl Communicator {
     pub fn close(&self, deadline: Instant) -> Result<()> {
         let executor = lock(&self.inner.executor).take();
         if let Some(executor) = executor {
-            let tail = lock(&self.inner.queue).tail(&executor, &self.inner.gpu);
+            let tail = lock(&self.inner.queue).tail(&executor, self.inner.spare.as_ref());
             executor.close(tail, deadline);
         }
         self.async_error().map_or(Ok(()), Err)
@@ -433,7 +437,7 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         if let Some(executor) = lock(&self.executor).take() {
-            let tail = lock(&self.queue).tail(&executor, &self.gpu);
+            let tail = lock(&self.queue).tail(&executor, self.spare.as_ref());
             executor.close(tail, Instant::now());
         }
     }

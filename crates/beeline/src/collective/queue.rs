@@ -7,7 +7,7 @@ use beeline_sys::cuda::CapturePoint;
 use super::executor::{Batch, Ends, Executor, Posted, Tail};
 use crate::core::collective::{Announcement, Collective};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{Event, Gpu, Stream};
+use crate::gpu::{Event, Stream};
 
 /// Where the order of calls stands.
 #[derive(Debug, Default)]
@@ -25,8 +25,8 @@ pub(super) struct Queue {
 #[derive(Debug)]
 struct Open {
     stream: Arc<Stream>,
-    /// Of the last call.
-    ends: Ends,
+    /// Of all calls; once one needs an event, it stays so. `None`: nothing was queued.
+    ends: Option<Ends>,
     /// Whether it was made to wait for another stream: then it holds what it waits for until an event stands behind that.
     waits: bool,
 }
@@ -82,10 +82,15 @@ impl Queue {
         }
         let last = self.last.as_ref().filter(|last| other(&last.stream));
         if let Some(last) = last {
-            last.hold_back(executor, stream).or_else(unless_capturing)?;
+            let held = last.hold_back(executor, stream).or_else(unless_capturing);
+            if held.is_err() {
+                // What the stream may hold for it is let go behind an event; the order stands as it was noted.
+                let _ = stream.record();
+            }
+            held?;
         }
         let waits = last.is_some();
-        self.open = Some(Open { stream: Arc::clone(stream), ends: Ends::Event, waits });
+        self.open = Some(Open { stream: Arc::clone(stream), ends: None, waits });
         Ok(())
     }
 
@@ -99,11 +104,15 @@ impl Queue {
         self.enqueue(executor, &Batch::Collective(posted), stream)
     }
 
-    /// Counts calls that copies carry, in the open stream; how the last one is announced.
-    pub(super) fn copied(&mut self, calls: &[&Posted]) -> Option<Announcement> {
+    /// Notes that copies are about to be queued in the open stream, or a part of them.
+    pub(super) fn copies(&mut self) {
         if let Some(open) = &mut self.open {
-            open.ends = Ends::Event;
+            open.ends = Some(Ends::Event);
         }
+    }
+
+    /// Counts calls that copies carry; how the last one is announced.
+    pub(super) fn copied(&mut self, calls: &[&Posted]) -> Option<Announcement> {
         let mut last = None;
         for posted in calls {
             let counts = match posted.call.kind {
@@ -120,15 +129,13 @@ impl Queue {
     }
 
     fn enqueue(&mut self, executor: &mut Executor, batch: &Batch, stream: &Stream) -> Result<()> {
-        let mut note = |ends| {
-            if let Some(open) = &mut self.open {
-                open.ends = ends;
-            }
-        };
-        // One that fails may have queued a part.
-        note(Ends::Event);
-        note(executor.enqueue(batch, stream)?);
-        Ok(())
+        let queued = executor.enqueue(batch, stream);
+        if let Some(open) = &mut self.open {
+            // One that fails may have queued a part.
+            let new = queued.as_ref().map_or(Some(Ends::Event), |ends| *ends);
+            open.ends = Ends::both(open.ends, new);
+        }
+        queued.map(drop)
     }
 
     /// Notes where the calls of the open stream end, where it would be too late afterwards.
@@ -139,9 +146,14 @@ impl Queue {
             self.last = Some(Last { stream, end: End::Stream });
             return Ok(());
         };
-        if let (Ends::Counted(blocks), false) = (ends, waits) {
-            self.last = Some(Last { stream, end: End::Counted(blocks) });
-            return Ok(());
+        match (ends, waits) {
+            // What was noted before still is the end.
+            (None, false) => return Ok(()),
+            (Some(Ends::Counted(blocks)), false) => {
+                self.last = Some(Last { stream, end: End::Counted(blocks) });
+                return Ok(());
+            }
+            _ => {}
         }
         let result = match stream.record() {
             Ok(event) => {
@@ -166,9 +178,9 @@ impl Queue {
     }
 
     /// Where everything that was queued ends.
-    pub(super) fn tail(&mut self, executor: &Executor, gpu: &Gpu) -> Tail {
+    pub(super) fn tail(&mut self, executor: &Executor, spare: Option<&Stream>) -> Tail {
         let settled = self.settle();
-        let event = |last: &Last| last.event(executor, gpu);
+        let event = |last: &Last| last.event(executor, spare);
         match settled.and_then(|()| self.last.as_ref().map(event).transpose()) {
             Ok(None) => Tail::Idle,
             Ok(Some(event)) => Tail::Event(event),
@@ -234,14 +246,14 @@ impl Last {
     }
 
     /// An event that stands behind them; for the end of a communicator.
-    fn event(&self, executor: &Executor, gpu: &Gpu) -> Result<Event> {
+    fn event(&self, executor: &Executor, spare: Option<&Stream>) -> Result<Event> {
         match &self.end {
             End::Stream => self.stream.record(),
             End::Event(event) => Ok(event.clone()),
             End::Counted(blocks) => {
-                let stream = gpu.stream()?;
-                executor.hold_back(&stream, *blocks)?;
-                stream.record()
+                let spare = spare.ok_or_else(|| Error::refused("no stream waits for the end"))?;
+                executor.hold_back(spare, *blocks)?;
+                spare.record()
             }
         }
     }
@@ -258,4 +270,26 @@ const CAPTURING: &str = "stream-capturing";
 /// Between a graph and what is outside of it the program keeps the order, as with CUDA itself.
 fn unless_capturing(error: Error) -> Result<()> {
     if error.code() == CAPTURING { Ok(()) } else { Err(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_that_one_call_needs_stands_behind_all() {
+        let (event, counted) = (Some(Ends::Event), |blocks| Some(Ends::Counted(blocks)));
+        for (first, second, both) in [
+            (None, None, None),
+            (None, counted(7), counted(7)),
+            // What queues nothing changes nothing.
+            (counted(7), None, counted(7)),
+            (event, None, event),
+            (counted(7), counted(9), counted(9)),
+            (event, counted(9), event),
+            (counted(7), event, event),
+        ] {
+            assert_eq!(Ends::both(first, second), both, "{first:?}, {second:?}");
+        }
+    }
 }

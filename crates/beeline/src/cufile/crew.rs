@@ -110,13 +110,17 @@ impl Crew {
     pub(super) fn enlist(self: &Arc<Self>, share: &Arc<Share>, count: usize, force: bool) {
         if count > 0 {
             let mut state = lock(&self.state);
+            // What nobody came for in time is not kept.
+            state.shares.retain(|(share, _)| share.wants_help());
             for _ in 0..count {
                 state.shares.push_back((Arc::clone(share), force));
             }
-            // A helper that looks sees this, or, before it sleeps, what was queued: nobody else is woken for it.
-            self.asked.fetch_add(count, Ordering::SeqCst);
+            // A helper that looks sees this, or, before it sleeps, what was queued: nobody else is woken for it. One helper
+            // takes one entry, so all that is queued counts.
+            let queued = state.shares.len();
+            self.asked.store(queued, Ordering::SeqCst);
             let looking = self.looking.load(Ordering::SeqCst);
-            let (wake, start) = called(count, looking, state.helpers_asleep);
+            let (wake, start) = called(queued, looking, state.helpers_asleep);
             for _ in 0..start.min(self.helpers_max.saturating_sub(state.helpers)) {
                 if self.spawn("beeline-help", Self::helper) {
                     state.helpers += 1;
@@ -126,6 +130,15 @@ impl Crew {
             for _ in 0..wake {
                 self.help.notify_one();
             }
+        }
+    }
+
+    /// No more help is wanted for `share`: nothing of it is kept.
+    pub(super) fn dismiss(&self, share: &Arc<Share>) {
+        if self.asked.load(Ordering::SeqCst) > 0 {
+            let mut state = lock(&self.state);
+            state.shares.retain(|(one, _)| !Arc::ptr_eq(one, share));
+            self.asked.store(state.shares.len(), Ordering::SeqCst);
         }
     }
 
@@ -190,7 +203,7 @@ impl Crew {
             if self.asked.load(Ordering::SeqCst) > 0 {
                 let mut state = lock(&self.state);
                 if let Some(found) = state.shares.pop_front() {
-                    self.asked.fetch_sub(1, Ordering::SeqCst);
+                    self.asked.store(state.shares.len(), Ordering::SeqCst);
                     // Under the lock, so that nobody counts on it for another request.
                     self.looking.fetch_sub(1, Ordering::SeqCst);
                     return Some(found);
@@ -227,10 +240,10 @@ impl Crew {
     }
 }
 
-/// How many helpers to wake, and how many to start, where `count` are asked for, `looking` look for requests and
+/// How many helpers to wake, and how many to start, where `queued` requests for one wait, `looking` look for requests and
 /// `asleep` sleep.
-fn called(count: usize, looking: usize, asleep: usize) -> (usize, usize) {
-    let lacking = count.saturating_sub(looking);
+fn called(queued: usize, looking: usize, asleep: usize) -> (usize, usize) {
+    let lacking = queued.saturating_sub(looking);
     let wake = lacking.min(asleep);
     (wake, lacking - wake)
 }
@@ -249,6 +262,9 @@ mod tests {
         check(3, 1, 1, (1, 1));
         check(3, 0, 0, (0, 3));
         check(2, 7, 0, (0, 0));
+        // Those of two requests that ask at once, before anybody has come.
+        check(10, 5, 0, (0, 5));
+        check(10, 0, 5, (5, 5));
     }
 
     /// A burst comes before the one that sleeps has woken: here it never does.

@@ -55,8 +55,10 @@ pub(crate) struct Cuda {
     counts: bool,
     /// Blocks that the kernels of packets and lines will have counted once all that is queued is done.
     blocks: u32,
-    /// Of what was queued last.
-    ends: Ends,
+    /// Of what the present batch has queued; `None`: nothing yet.
+    ends: Option<Ends>,
+    /// Blocks of a kernel that lets the next one start at once: four such kernels fit on the device, whatever they take.
+    few_blocks: u32,
     /// Kernels used so far, few enough to be searched.
     kernels: Vec<(KernelSet, Arc<Kernels>)>,
     /// For copies to the others, where all are of this process.
@@ -88,7 +90,7 @@ impl Cuda {
         Ok(joined)
     }
 
-    pub(super) fn enqueue(&mut self, batch: &Batch, stream: &Stream) -> Result<Ends> {
+    pub(super) fn enqueue(&mut self, batch: &Batch, stream: &Stream) -> Result<Option<Ends>> {
         let handle = self.handle(stream)?;
         // An event behind every call in a stream of somebody else's would cost as much as the call. What becomes part of a
         // graph is not counted: it may run any number of times.
@@ -98,7 +100,7 @@ impl Cuda {
         let counts = self.counts && !handle.is_own();
         let counted = counts && !handle.is_capturing().map_err(failed)?;
         self.comm.counted = u32::from(counted);
-        self.ends = if counted { Ends::Counted(self.blocks) } else { Ends::Event };
+        self.ends = None;
         match batch {
             Batch::Collective(posted) => self.collective(posted, handle)?,
             Batch::Transfers(list) => self.transfers(list, handle)?,
@@ -138,11 +140,13 @@ impl Cuda {
         if counted {
             self.blocks = self.blocks.wrapping_add(shape.blocks);
         }
-        self.ends = match self.ends {
-            Ends::Counted(_) if counted && held.is_empty() => Ends::Counted(self.blocks),
+        self.ends = Some(match self.ends {
+            None | Some(Ends::Counted(_)) if counted && held.is_empty() => {
+                Ends::Counted(self.blocks)
+            }
             // Buffers are let go behind an event, and kernels of chunks do not count.
             _ => Ends::Event,
-        };
+        });
     }
 
     /// Nothing to do: data goes through the windows, wherever it comes from.

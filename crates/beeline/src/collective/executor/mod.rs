@@ -9,7 +9,8 @@
 //!   operation go together (except what only the executor knows, such as fp8 on an old device). Zero
 //!   counts come too, since they take part in the agreement; only a zero-count send or receive is
 //!   dropped by the communicator. Calls of one communicator run in the order they were queued, also over
-//!   several streams: the communicator makes a stream wait for the previous one's event.
+//!   several streams: the communicator makes a stream wait for the end of what was queued in the
+//!   previous one, as [`Ends`] says it is seen.
 //! - Before data moves, the executor agrees with the others: every rank shows its
 //!   [`Announcement`](super::Announcement) (its hash is compared word by word) and waits, until
 //!   [`Settings::deadline`] at most, for all others (for a send or receive: for its peer). A rank that differs
@@ -194,12 +195,23 @@ pub enum Factor {
 }
 
 /// How the end of what was queued is seen.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ends {
     /// By an event that is recorded behind it, or as a point of a capture.
     Event,
     /// Once so many blocks are done, ever ([`Executor::hold_back`]; the number wraps). Nothing has to be recorded.
     Counted(u32),
+}
+
+impl Ends {
+    /// How the end of both is seen, the second queued behind the first: an event, if one of them needs it, as it may hold memory
+    /// or be none of the kernels that count.
+    pub(crate) fn both(first: Option<Self>, second: Option<Self>) -> Option<Self> {
+        match (first, second) {
+            (Some(Self::Event), _) | (_, Some(Self::Event)) => Some(Self::Event),
+            (first, second) => second.or(first),
+        }
+    }
 }
 
 /// Where the last call that was queued ends. A graph that a program still runs is not part of it.
@@ -268,11 +280,11 @@ impl Executor {
         matches!(self, Self::Staged(_))
     }
 
-    /// Queues `batch` in `stream`.
-    pub(crate) fn enqueue(&mut self, batch: &Batch, stream: &Stream) -> Result<Ends> {
+    /// Queues `batch` in `stream`. How its end is seen; `None` where there was nothing to queue.
+    pub(crate) fn enqueue(&mut self, batch: &Batch, stream: &Stream) -> Result<Option<Ends>> {
         match self {
             Self::Cuda(cuda) => cuda.enqueue(batch, stream),
-            Self::Staged(staged) => staged.enqueue(batch, stream).map(|()| Ends::Event),
+            Self::Staged(staged) => staged.enqueue(batch, stream).map(|()| Some(Ends::Event)),
         }
     }
 

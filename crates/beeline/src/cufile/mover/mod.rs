@@ -41,7 +41,7 @@ const LARGE_HELPERS: usize = 5;
 const LARGE_THREADS: usize = 12;
 /// Four of these fill a lane.
 const PIECE_LARGE: u64 = 1020 << 10;
-/// The size from which a request has twice as many threads as the setting says; two of its pieces and their edges
+/// The size from which a request has twice as many threads as the setting says; two of its pieces
 /// fill a lane.
 const HUGE_MIN: u64 = 64 << 20;
 const PIECE_HUGE: u64 = (2 << 20) - (16 << 10);
@@ -94,7 +94,7 @@ pub(super) fn read(
     let helpers = match len {
         _ if most == 0 => 0,
         ..=MEDIUM_MAX if cold => most,
-        ..=MEDIUM_MAX => active.alone_helpers(MEDIUM_THREADS.min(means.parallel) - 1),
+        ..=MEDIUM_MAX => active.alone_helpers(MEDIUM_THREADS - 1),
         HUGE_MIN.. => active.fair_helpers(2 * most + 1, HUGE_THREADS),
         _ if cold => active.fair_helpers(most, HUGE_THREADS),
         _ => active.fair_helpers(LARGE_HELPERS.min(most), LARGE_THREADS),

@@ -66,7 +66,7 @@ fn write_mapped(
     }
     let active = (!small).then(|| means.crew.enter());
     let helpers = active.as_ref().map_or(0, |active| match range.len {
-        ..=MEDIUM_MAX => active.alone_helpers(HELPERS_MEDIUM.min(means.parallel - 1)),
+        ..=MEDIUM_MAX => active.alone_helpers(HELPERS_MEDIUM),
         HUGE_MIN.. => active.fair_helpers(HELPERS_HUGE.min(2 * means.parallel - 1), HUGE_THREADS),
         _ => active.fair_helpers(HELPERS.min(means.parallel - 1), HUGE_THREADS),
     });

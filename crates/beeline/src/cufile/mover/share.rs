@@ -97,6 +97,7 @@ impl Share {
             share.fail(failure);
         }
         share.join();
+        means.crew.dismiss(&share);
         if let Some(failure) = lock(&share.failed).take() {
             return Err(failure);
         }

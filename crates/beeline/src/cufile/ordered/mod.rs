@@ -101,6 +101,7 @@ impl Ordered {
             gates: Arc::new(gates),
             // Its own: threads of plain requests wait for copies, which a closed gate may hold up.
             crew: Crew::new(threads),
+            tellers: Crew::new(1),
             threads,
             stall,
             moving: AtomicUsize::new(0),
@@ -190,18 +191,20 @@ impl Ordered {
     fn hand_over(self: &Arc<Self>, request: Request) -> Outcome<()> {
         let request = Arc::new(request);
         let mut state = lock(&self.state);
-        state.new.push(Arc::clone(&request));
         if !state.running {
+            // It waits for this lock.
             state.running = self.start();
-            if !state.running {
-                // No thread: the request is reported as failed, so it must never run. What it holds is free again
-                // when there is a thread that sees its end.
-                drop(state);
-                request.give_up(&self.common);
-                let text = "no thread for stream-ordered requests could be started";
-                return Err(Failure::new(OpError::INTERNAL_ERROR, text));
-            }
         }
+        if !state.running {
+            drop(state);
+            // No thread: the request is reported as failed, so it must never run, and nobody knows it before it is over.
+            // What it holds is free again when there is a thread that sees its end.
+            request.give_up(&self.common);
+            lock(&self.state).new.push(request);
+            let text = "no thread for stream-ordered requests could be started";
+            return Err(Failure::new(OpError::INTERNAL_ERROR, text));
+        }
+        state.new.push(request);
         drop(state);
         self.changed.notify_all();
         Ok(())
@@ -283,6 +286,8 @@ impl Ordered {
         while requests.is_empty() && state.new.is_empty() {
             if last.elapsed() > IDLE {
                 state.running = false;
+                drop(state);
+                self.common.clear();
                 return None;
             }
             drop(state);

@@ -313,8 +313,9 @@ impl Moving {
             return true;
         }
         let late = self.progress.elapsed() > common.stall;
-        if self.ring && common.gates.has_failed(request.gate, request.pass) && self.failed.is_none()
-        {
+        // Not again where all of it has failed already; a failed piece leaves those before it to be moved.
+        let given_up = self.failed.is_some() && self.end == 0;
+        if self.ring && !given_up && common.gates.has_failed(request.gate, request.pass) {
             let text = "the kernel of a stream-ordered request had no turn in time";
             self.fail(Failure::timeout(text), request, common);
         } else if late && (self.has_busy() || self.workers > 0) {
@@ -446,6 +447,7 @@ mod tests {
         let common = Common {
             gates: Arc::new(Gates::without_device(host)),
             crew: Crew::new(1),
+            tellers: Crew::new(1),
             threads: 8,
             stall,
             moving: AtomicUsize::new(1),

@@ -67,21 +67,27 @@ pub(super) type Task = Box<dyn FnOnce() + Send>;
 pub(super) struct Common {
     pub(super) gates: Arc<Gates>,
     pub(super) crew: Arc<Crew>,
+    /// Tells callers what failed: its thread may wait for whoever reads the log, and never for a file.
+    pub(super) tellers: Arc<Crew>,
     pub(super) threads: usize,
     pub(super) stall: Duration,
     /// Requests whose bytes are being moved.
     pub(super) moving: AtomicUsize,
     /// What ended requests held; let go of by a thread on which nothing depends.
     pub(super) bin: Mutex<Vec<Rest>>,
-    /// What no thread could be had for.
-    pub(super) pending: Mutex<Vec<Task>>,
+    /// What no thread could be had for, and whose it is.
+    pub(super) pending: Mutex<Vec<(Arc<Crew>, Task)>>,
 }
 
 impl Common {
     /// Has a thread of the crew do it, later where none can be had now; never the caller.
     fn submit(&self, task: Task) {
-        if let Err(task) = self.crew.try_submit(task) {
-            lock(&self.pending).push(task);
+        self.submit_to(&self.crew, task);
+    }
+
+    fn submit_to(&self, crew: &Arc<Crew>, task: Task) {
+        if let Err(task) = crew.try_submit(task) {
+            lock(&self.pending).push((Arc::clone(crew), task));
         }
     }
 
@@ -92,7 +98,7 @@ impl Common {
             self.submit(Box::new(move || drop(kept)));
         }
         let pending = std::mem::take(&mut *lock(&self.pending));
-        pending.into_iter().for_each(|task| self.submit(task));
+        pending.into_iter().for_each(|(crew, task)| self.submit_to(&crew, task));
     }
 
     fn discard(&self, rest: Rest) {
@@ -175,9 +181,11 @@ impl Request {
                     return Seen::Nothing;
                 };
                 drop(state);
-                let _opener = Opener { request: self, common, open: true };
                 let text = format!("no thread came free for it within {:?}", common.stall);
-                common.discard(ask.fail(Failure::timeout(text)));
+                self.tell_later(common, move |request, common| {
+                    let _opener = Opener { request, common, open: true };
+                    common.discard(ask.fail(Failure::timeout(text)));
+                });
                 return Seen::Progress;
             }
             State::Waiting(_) | State::Come(..) | State::Running => {}
@@ -359,12 +367,22 @@ impl Request {
         common.discard(finish(outcome, cpu));
     }
 
-    /// [`Self::tell`], by another thread where it takes more than a few words: what failed is logged.
+    /// [`Self::tell`], by another thread where it takes more than a few words: what failed is logged. Not by one of those
+    /// that it may be about: they all may hang in a file.
     fn pass_on(self: &Arc<Self>, report: Report, common: &Arc<Common>) {
         if report.outcome.is_ok() {
             return self.tell(report, common);
         }
-        self.submit(common, move |request, common| request.tell(report, common));
+        self.tell_later(common, move |request, common| request.tell(report, common));
+    }
+
+    fn tell_later(
+        self: &Arc<Self>,
+        common: &Arc<Common>,
+        task: impl FnOnce(&Arc<Self>, &Arc<Common>) + Send + 'static,
+    ) {
+        let (request, shared) = (Arc::clone(self), Arc::clone(common));
+        common.submit_to(&common.tellers, Box::new(move || task(&request, &shared)));
     }
 }
 
@@ -448,5 +466,68 @@ impl Drop for Leave<'_> {
         if let Some(over) = over {
             self.common.discard(over);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use beeline_sys::mem::HostMem;
+
+    use super::*;
+
+    struct Nobody;
+
+    impl Ask for Nobody {
+        fn begin(self: Box<Self>, _: Option<u64>) -> Begun {
+            Begun::Now(Work::Over(Ok(0)), Box::new(|_, _| Box::new(())))
+        }
+
+        fn fail(self: Box<Self>, _: Failure) -> Rest {
+            Box::new(())
+        }
+    }
+
+    /// All threads that deal with files hang: who waits is told all the same, and the stream let go on.
+    #[test]
+    fn what_failed_is_told_though_every_thread_hangs_in_a_file() {
+        let host = Arc::new(HostMem::anonymous(4096).unwrap());
+        let common = Arc::new(Common {
+            gates: Arc::new(Gates::without_device(host)),
+            crew: Crew::new(1),
+            tellers: Crew::new(1),
+            threads: 1,
+            stall: Duration::ZERO,
+            moving: AtomicUsize::new(0),
+            bin: Mutex::default(),
+            pending: Mutex::default(),
+        });
+        let (hangs, hung) = mpsc::channel::<()>();
+        common.submit(Box::new(move || {
+            let _ = hung.recv();
+        }));
+        let request = || Arc::new(Request::new((Gate(0), 1), (None, false), Box::new(Nobody)));
+        let soon = Duration::from_secs(20);
+
+        let (failed, told) = (request(), mpsc::channel());
+        let finish: Finish = Box::new(move |outcome, _| {
+            told.0.send(outcome.is_err()).unwrap();
+            Box::new(())
+        });
+        let outcome = Err(Failure::timeout("a read did not end"));
+        failed.pass_on(Report { finish, outcome, cpu: Duration::ZERO, open: true }, &common);
+        assert_eq!(told.1.recv_timeout(soon), Ok(true));
+
+        let late = request();
+        *lock(&late.state) = State::Come(Box::new(Nobody), Instant::now());
+        std::thread::sleep(Duration::from_millis(2));
+        assert_eq!(late.look(&common), Seen::Progress);
+        let since = Instant::now();
+        while ![&failed, &late].iter().all(|one| one.reported.load(Ordering::Acquire)) {
+            assert!(since.elapsed() < soon, "the stream was not let go on");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(hangs);
     }
 }

@@ -9,12 +9,12 @@ use beeline_core::reason::{Code, Reason};
 use beeline_sys::cuda::collective::{
     Comm, IpcMapping, RANKS_MAX, chunk_bytes, line_at, line_span, ll_blocks, push_at, window_bytes,
 };
-use beeline_sys::cuda::{DeviceMem, HostRegistration, Stream as Handle};
+use beeline_sys::cuda::{DeviceAttribute, DeviceMem, HostRegistration, Stream as Handle};
 
 use super::verify::{self, Probe};
 use super::{Cuda, LEFT_MAX, Peer, REPORT_OFFSET, device_of, direct, process_is_gone, retire};
 use crate::collective::control::ABORT_OFFSET;
-use crate::collective::executor::{Ends, Setup, Tail};
+use crate::collective::executor::{Setup, Tail};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{CudaDevice, DeviceId, DeviceUuid, Gpu};
 use crate::lock;
@@ -179,6 +179,8 @@ impl Own {
         }
         let visible = (0..setup.ranks).filter(|r| !process_is_gone(setup.control.process(*r)));
         let counts = context.has_stream_waits();
+        let processors = context.device().attribute(DeviceAttribute::MULTIPROCESSOR_COUNT);
+        let few_blocks = u32::try_from(processors).unwrap_or(0) / 4;
         Ok(Cuda {
             visible: visible.collect(),
             rank: setup.rank,
@@ -193,7 +195,8 @@ impl Own {
             early: setup.settings.early,
             counts,
             blocks: 0,
-            ends: Ends::Event,
+            ends: None,
+            few_blocks,
             kernels: Vec::new(),
             lanes: direct::Lanes::new(),
             copied: 0,

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use beeline_sys::cuda::collective::{
-    Element, KernelSet, LINE_THREADS, LINE_THREADS_FEW, LL_SPAN_MAX, LL_SPAN_MIN, LL_THREADS_MAX,
-    LL_THREADS_MORE, MoveArgs, Operator, PUSH_BLOCKS, PUSH_THREADS, Part, ReduceArgs, Shape, Way,
-    chunk_bytes, line_blocks, line_bytes_max, line_messages, ll_blocks, ll_span,
+    ADMIT_AT_ONCE, ADMIT_HEARD, ADMIT_NEVER, Element, KernelSet, LINE_THREADS, LINE_THREADS_FEW,
+    LL_SPAN_MAX, LL_SPAN_MIN, LL_THREADS_MAX, LL_THREADS_MORE, MoveArgs, Operator, PUSH_BLOCKS,
+    PUSH_THREADS, Part, ReduceArgs, Shape, Way, chunk_bytes, line_blocks, line_bytes_max,
+    line_messages, ll_blocks, ll_span,
 };
 use beeline_sys::cuda::{DeviceMem, Stream as Handle};
 
@@ -153,7 +154,9 @@ impl Cuda {
                 let sends = others().any(|(part, _)| part.send_bytes > 0);
                 let both = sends && others().any(|(part, _)| part.recv_bytes > 0);
                 let few_max = if both { LINES_FEW_MAX } else { LINES_FEW_ONE_WAY_MAX };
-                self.move_parts(args, self.shape(way, most, few_max), stream, held)?;
+                let shape = self.shape(way, most, few_max);
+                args.comm.admits = self.admits(shape);
+                self.move_parts(args, shape, stream, held)?;
             }
         }
         Ok(())
@@ -237,6 +240,7 @@ impl Cuda {
         };
         args.comm.call = work.packed;
         let shape = self.shape(self.way(work.bytes, true), work.bytes, 0);
+        args.comm.admits = self.admits(shape);
         self.reduce(set, &args, shape, stream, work.held)
     }
 
@@ -287,6 +291,15 @@ impl Cuda {
             Way::Push => (most.div_ceil(16).clamp(1, PUSH_BLOCKS), PUSH_THREADS),
         };
         Shape { way, blocks: blocks as u32, threads, early: self.early && most <= EARLY_MAX }
+    }
+
+    /// When a kernel lets blocks of the next one start, whoever's that is.
+    const fn admits(&self, shape: Shape) -> u32 {
+        match shape.early {
+            false => ADMIT_NEVER,
+            true if shape.blocks <= self.few_blocks => ADMIT_AT_ONCE,
+            true => ADMIT_HEARD,
+        }
     }
 }
 
