@@ -104,11 +104,15 @@ impl Queue {
         self.enqueue(executor, &Batch::Collective(posted), stream)
     }
 
-    /// Counts calls that copies carry, in the open stream; how the last one is announced.
-    pub(super) fn copied(&mut self, calls: &[&Posted]) -> Option<Announcement> {
+    /// Notes that copies are about to be queued in the open stream, or a part of them.
+    pub(super) fn copies(&mut self) {
         if let Some(open) = &mut self.open {
             open.ends = Some(Ends::Event);
         }
+    }
+
+    /// Counts calls that copies carry; how the last one is announced.
+    pub(super) fn copied(&mut self, calls: &[&Posted]) -> Option<Announcement> {
         let mut last = None;
         for posted in calls {
             let counts = match posted.call.kind {

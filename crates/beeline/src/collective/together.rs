@@ -66,6 +66,7 @@ pub(super) fn queue(group: &[ByRank]) -> Option<Result<()>> {
         executor.as_ref().map_or(Ok(()), |executor| queue.turn_to(executor, stream))
     });
     let queued = queued.collect::<Result<Vec<()>>>().and_then(|_| {
+        queues.iter_mut().for_each(|queue| queue.copies());
         let mut direct = Direct::new();
         for (executor, (_, calls, stream)) in executors.iter_mut().zip(&all) {
             let added = executor.as_mut().and_then(|one| direct.add(one, stream, calls));
