@@ -305,6 +305,7 @@ pub fn env_problems() -> Vec<String> {
         "BEELINE_SIM_MEMORY",
         "BEELINE_COMM_TIMEOUT",
         "BEELINE_COMM_EARLY",
+        "BEELINE_COMM_COPY_ENGINE_BYTES",
         "BEELINE_COMM_CHUNK_BYTES",
     ];
     let mut problems: Vec<String> = NUMBERS
