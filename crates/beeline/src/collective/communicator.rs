@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::bootstrap::{self, Exchange};
 use super::control::Control;
-use super::executor::{Executor, Factor, Gathered, Place, Posted, Settings, Setup};
+use super::executor::{Batch, Executor, Factor, Gathered, Place, Posted, Settings, Setup};
 use super::group;
 use super::id::UniqueId;
 use super::queue::Queue;
@@ -405,7 +405,7 @@ impl Inner {
             queue.turn_to(executor, &stream)?;
             posted.sequence = queue.collectives + 1;
             let announcement = Announcement { sequence: posted.sequence, call: posted.call };
-            queue.collective(executor, posted, &stream)?;
+            queue.enqueue(executor, &Batch::Collective(posted), &stream)?;
             // Kernels tell each other what they do; this is for people who ask what a rank did last.
             if !self.staged {
                 self.control.announce(&announcement);

@@ -94,16 +94,6 @@ impl Queue {
         Ok(())
     }
 
-    /// Queues one call of all ranks in the open stream.
-    pub(super) fn collective(
-        &mut self,
-        executor: &mut Executor,
-        posted: Posted,
-        stream: &Stream,
-    ) -> Result<()> {
-        self.enqueue(executor, &Batch::Collective(posted), stream)
-    }
-
     /// Notes that copies are about to be queued in the open stream, or a part of them.
     pub(super) fn copies(&mut self) {
         if let Some(open) = &mut self.open {
@@ -128,7 +118,13 @@ impl Queue {
         last
     }
 
-    fn enqueue(&mut self, executor: &mut Executor, batch: &Batch, stream: &Stream) -> Result<()> {
+    /// Queues calls in the open stream.
+    pub(super) fn enqueue(
+        &mut self,
+        executor: &mut Executor,
+        batch: &Batch,
+        stream: &Stream,
+    ) -> Result<()> {
         let queued = executor.enqueue(batch, stream);
         if let Some(open) = &mut self.open {
             // One that fails may have queued a part.

@@ -1,17 +1,20 @@
 //! A group that has the calls of all ranks of one communicator, as programs with one thread for all devices make it: what
 //! only moves bytes, and many of them, goes by copies then (`executor/cuda/direct.rs`).
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 use super::communicator::Inner;
 use super::control::Failure;
-use super::executor::{Direct, Posted};
+use super::executor::{Direct, Executor, Posted};
 use super::group::{ByRank, Queued};
 use super::queue::{Counts, Queue};
 use crate::core::collective::plan::copied_bytes_min;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Stream;
 use crate::lock;
+
+/// One rank with the calls of the group, and their stream.
+type Calls<'a> = (&'a Arc<Inner>, Vec<&'a Posted>, &'a Arc<Stream>);
 
 /// Queues all calls of the group as copies; `None`: nothing was queued, and nothing keeps the calls from going the usual way.
 pub(super) fn queue(group: &[ByRank]) -> Option<Result<()>> {
@@ -27,7 +30,7 @@ pub(super) fn queue(group: &[ByRank]) -> Option<Result<()>> {
     if group.len() < 2 || first.ranks as usize != group.len() || !group.iter().all(some) {
         return None;
     }
-    let mut all: Vec<(&Arc<Inner>, Vec<&Posted>, &Arc<Stream>)> = Vec::with_capacity(group.len());
+    let mut all: Vec<Calls<'_>> = Vec::with_capacity(group.len());
     for (rank, collectives, transfers) in group {
         let queued = match (collectives.len(), transfers.is_empty()) {
             (1, true) => collectives.iter().collect::<Vec<_>>(),
@@ -55,24 +58,15 @@ pub(super) fn queue(group: &[ByRank]) -> Option<Result<()>> {
     if !are_even(&counts) {
         return None;
     }
-    let mut direct = Direct::new();
-    for (executor, (_, calls, stream)) in executors.iter_mut().zip(&all) {
-        direct.add(executor.as_mut()?, stream, calls)?;
-    }
-    let moves = direct.plan(least)?;
-    drop(direct);
+    let moves = direct(&mut executors, &all)?.plan(least)?;
     let turned = all.iter().zip(&executors).zip(&mut queues);
     let queued = turned.map(|(((_, _, stream), executor), queue)| {
         executor.as_ref().map_or(Ok(()), |executor| queue.turn_to(executor, stream))
     });
     let queued = queued.collect::<Result<Vec<()>>>().and_then(|_| {
         queues.iter_mut().for_each(|queue| queue.copies());
-        let mut direct = Direct::new();
-        for (executor, (_, calls, stream)) in executors.iter_mut().zip(&all) {
-            let added = executor.as_mut().and_then(|one| direct.add(one, stream, calls));
-            added.ok_or_else(|| Error::refused("a rank is gone"))?;
-        }
-        direct.queue(&moves)
+        let direct = direct(&mut executors, &all);
+        direct.ok_or_else(|| Error::refused("a rank is gone"))?.queue(&moves)
     });
     for ((rank, calls, _), queue) in all.iter().zip(&mut queues) {
         match &queued {
@@ -82,6 +76,18 @@ pub(super) fn queue(group: &[ByRank]) -> Option<Result<()>> {
         }
     }
     Some(queued)
+}
+
+/// The executors of all ranks with what they are called for; `None` where one has no device that copies, or is gone.
+fn direct<'a>(
+    executors: &'a mut [MutexGuard<'_, Option<Executor>>],
+    all: &'a [Calls<'_>],
+) -> Option<Direct<'a>> {
+    let mut direct = Direct::new();
+    for (executor, (_, calls, stream)) in executors.iter_mut().zip(all) {
+        direct.add(executor.as_mut()?, stream, calls)?;
+    }
+    Some(direct)
 }
 
 /// Whether every earlier call of a rank has been made by its partners too: else the calls of this group are for those.

@@ -23,9 +23,10 @@ use crate::{lock, wait_timeout};
 const LANES_MAX: usize = 64;
 /// How often a waiting thread asks the driver whether its stream is still well.
 const CHECK_EVERY: Duration = Duration::from_millis(2);
-/// How long a thread looks at a mark without pause: about as long as a large copy takes.
+/// How long a thread looks without pause for the end of one copy, about as long as a large one takes; who keeps several in
+/// flight says for how long itself.
 const SPIN: Duration = Duration::from_micros(60);
-/// For how long it only yields, and how long it naps after that.
+/// For how long one that asks the driver only yields, and how long a thread naps after that.
 const SPIN_LONG: Duration = Duration::from_micros(400);
 const NAP: Duration = Duration::from_micros(20);
 /// How long the end of a context's lanes waits for copies that once did not end in time.

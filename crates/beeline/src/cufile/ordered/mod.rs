@@ -12,7 +12,6 @@ mod slots;
 
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
-use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -21,7 +20,6 @@ use beeline_sys::cuda::{
 };
 use beeline_sys::cuda::{StageKernel, StageKernels, Turns};
 
-use super::crew::Crew;
 use super::status::{Failure, OpError, Outcome};
 use crate::config::Config;
 use crate::gpu::{Gpu, PinnedMem};
@@ -54,7 +52,6 @@ pub(super) struct Ordered {
     driver: Arc<Driver>,
     kernels: StageKernels,
     slots: Arc<Slots>,
-    stall: Duration,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -97,24 +94,13 @@ impl Ordered {
         let free = (0..gates.len()).map(|gate| (Gate(gate), 0)).collect();
         let cpus = std::thread::available_parallelism().map_or(THREADS_MIN, usize::from);
         let threads = cpus.clamp(THREADS_MIN, THREADS_MAX);
-        let common = Common {
-            gates: Arc::new(gates),
-            // Its own: threads of plain requests wait for copies, which a closed gate may hold up.
-            crew: Crew::new(threads),
-            tellers: Crew::new(1),
-            threads,
-            stall,
-            moving: AtomicUsize::new(0),
-            bin: Mutex::default(),
-            pending: Mutex::default(),
-        };
+        let common = Common::new(gates, threads, stall);
         Ok(Arc::new(Self {
             common: Arc::new(common),
             _memory: memory,
             driver: Arc::clone(driver),
             kernels: StageKernels::default(),
             slots: Slots::new(gpu, &Config::from_env()),
-            stall,
             state: Mutex::new(State { free, new: Vec::new(), running: false }),
             changed: Condvar::new(),
         }))
@@ -159,7 +145,7 @@ impl Ordered {
         let pass = last.wrapping_add(1).max(1);
         let gates = &self.common.gates;
         gates.forget(gate);
-        let timeout = self.stall.saturating_mul(2).saturating_add(Duration::from_secs(10));
+        let timeout = self.common.stall.saturating_mul(2).saturating_add(Duration::from_secs(10));
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         let turns = carrier.as_ref().map(|Carrier { run, kernel, out }| {
             let slot = Slot { memory: run.registration(), at: run.start(), cell: run.cell() };
@@ -216,7 +202,7 @@ impl Ordered {
     }
 
     fn take(&self) -> Outcome<(Gate, u32)> {
-        let deadline = Instant::now() + self.stall;
+        let deadline = Instant::now() + self.common.stall;
         let mut state = lock(&self.state);
         loop {
             if let Some(free) = state.free.pop_front() {
@@ -225,7 +211,7 @@ impl Ordered {
             if Instant::now() >= deadline {
                 return Err(Failure::timeout(format!(
                     "{GATES} stream-ordered requests are under way and none ended within {:?}",
-                    self.stall
+                    self.common.stall
                 )));
             }
             state = wait_timeout(&self.changed, state, Duration::from_millis(5));

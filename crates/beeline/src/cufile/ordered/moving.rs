@@ -395,14 +395,12 @@ impl Moving {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsRawFd;
-    use std::sync::atomic::AtomicUsize;
-    use std::sync::{Mutex, OnceLock};
+    use std::sync::OnceLock;
 
     use beeline_core::plan::Operation;
     use beeline_sys::cuda::{Gate, Gates};
     use beeline_sys::mem::HostMem;
 
-    use super::super::super::crew::Crew;
     use super::super::super::handle::Handle;
     use super::super::request::{Ask, Begun, Rest};
     use super::*;
@@ -444,16 +442,8 @@ mod tests {
             (file, handle)
         });
         let host = Arc::new(HostMem::anonymous(4096).unwrap());
-        let common = Common {
-            gates: Arc::new(Gates::without_device(host)),
-            crew: Crew::new(1),
-            tellers: Crew::new(1),
-            threads: 8,
-            stall,
-            moving: AtomicUsize::new(1),
-            bin: Mutex::default(),
-            pending: Mutex::default(),
-        };
+        let common = Common::new(Gates::without_device(host), 8, stall);
+        common.moving.store(1, Ordering::Relaxed);
         let write = operation == Operation::Write;
         let request = Request::new((GATE, PASS), (None, write), Box::new(Nothing));
         let job = Job::played(Arc::clone(handle), operation, threads, len);

@@ -80,6 +80,20 @@ pub(super) struct Common {
 }
 
 impl Common {
+    pub(super) fn new(gates: Gates, threads: usize, stall: Duration) -> Self {
+        Self {
+            gates: Arc::new(gates),
+            // Its own: threads of plain requests wait for copies, which a closed gate may hold up.
+            crew: Crew::new(threads),
+            tellers: Crew::new(1),
+            threads,
+            stall,
+            moving: AtomicUsize::new(0),
+            bin: Mutex::default(),
+            pending: Mutex::default(),
+        }
+    }
+
     /// Has a thread of the crew do it, later where none can be had now; never the caller.
     fn submit(&self, task: Task) {
         self.submit_to(&self.crew, task);
@@ -493,16 +507,7 @@ mod tests {
     #[test]
     fn what_failed_is_told_though_every_thread_hangs_in_a_file() {
         let host = Arc::new(HostMem::anonymous(4096).unwrap());
-        let common = Arc::new(Common {
-            gates: Arc::new(Gates::without_device(host)),
-            crew: Crew::new(1),
-            tellers: Crew::new(1),
-            threads: 1,
-            stall: Duration::ZERO,
-            moving: AtomicUsize::new(0),
-            bin: Mutex::default(),
-            pending: Mutex::default(),
-        });
+        let common = Arc::new(Common::new(Gates::without_device(host), 1, Duration::ZERO));
         let (hangs, hung) = mpsc::channel::<()>();
         common.submit(Box::new(move || {
             let _ = hung.recv();
