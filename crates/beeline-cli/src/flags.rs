@@ -45,7 +45,8 @@ Exit codes:
   0    done
   1    failed: a file is missing, a device is full, a tensor differs, no route is open, ...
   2    refused: a wrong command line, or an input that no retry makes acceptable
-  130  ended by SIGINT (143 by SIGTERM); a second signal exits at once, without cleaning up
+  130  ended by SIGINT (143 by SIGTERM, 129 by SIGHUP); a second one of the first two exits at
+       once, without cleaning up
 
 Environment (flags win):
   BEELINE_POOL_BYTES     most pinned host memory in use at once (256M)
