@@ -118,7 +118,12 @@ impl Qp {
         check_modify(self.queues.kind, from, to, attr, &device.attr_limits())
             .map_err(modify_error)?;
         match (&self.srq, to) {
-            (Some(_), QpState::Reset) => self.give_back(),
+            (Some(_), QpState::Reset) => {
+                self.give_back();
+                // Receives that it had taken are told, sends that are reset are not.
+                lock(&self.queues.send).clear();
+                self.member.drain();
+            }
             // From here on it may take receives.
             (Some(_), QpState::Rtr) => self.queues.begin_to_take(),
             _ => {}
@@ -152,8 +157,8 @@ impl Qp {
         Ok(())
     }
 
-    /// Has the receives that it took from the shared queue come back as completions, and takes those. A
-    /// driver may forget what is under way when a queue pair is reset or destroyed without this.
+    /// Has the receives that it took from the shared queue come back as completions. A driver may forget what
+    /// is under way when a queue pair is reset or destroyed without this, and without taking those completions.
     fn give_back(&self) {
         let Some(last) = &self.queues.last else { return };
         // One that never could receive has taken none, and may not go to ERR either.
@@ -164,7 +169,6 @@ impl Qp {
         if self.qp.modify(sys::QpChange { state: 6, ..sys::QpChange::default() }).is_ok() {
             last.wait(|| self.pd.device.take_events());
         }
-        self.member.drain();
     }
 
     pub(in crate::verbs) fn post_send(&self, wr: SendWr) -> Result<()> {

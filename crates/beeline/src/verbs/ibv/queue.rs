@@ -179,14 +179,13 @@ impl RecvQueue {
 
     /// Puts a receive in; answers its name, or gives it back where the queue is full.
     pub(super) fn push(&mut self, posted: Posted) -> Result<u64, Posted> {
-        let index = match self.free.pop() {
-            Some(index) => index,
-            None if self.places.len() < self.places_max() => {
-                self.places.push(Place::default());
-                (self.places.len() - 1) as u32
-            }
-            None => return Err(posted),
-        };
+        if self.outstanding() >= self.outstanding_max() {
+            return Err(posted);
+        }
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.places.push(Place::default());
+            (self.places.len() - 1) as u32
+        });
         let Some(place) = self.places.get_mut(index as usize) else { return Err(posted) };
         (place.posted, place.number) = (Some(posted), self.next);
         self.next += 1;
@@ -194,9 +193,13 @@ impl RecvQueue {
         Ok(RECV | self.life | turn | u64::from(index))
     }
 
-    /// Places at most. Receives that may be forgotten have places and none in the driver's queue, so there the
+    fn outstanding(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+
+    /// Receives at most. Those that may be forgotten have places and none in the driver's queue, so there the
     /// driver says when it is full.
-    fn places_max(&self) -> usize {
+    fn outstanding_max(&self) -> usize {
         let is_doubtful = self.takers.as_ref().is_some_and(|takers| takers.doubtful > 0);
         self.capacity as usize * if is_doubtful { 2 } else { 1 }
     }
@@ -361,10 +364,6 @@ mod tests {
         names
     }
 
-    fn outstanding(queue: &RecvQueue) -> usize {
-        queue.places.iter().filter(|place| place.posted.is_some()).count()
-    }
-
     #[test]
     fn what_a_queue_pair_took_and_did_not_complete_is_released_by_a_later_one() {
         let mut queue = forgetful(4, 4);
@@ -373,9 +372,9 @@ mod tests {
         queue.begin(2);
         // 1 took the first and ended; 2 may have it until it completes a later one.
         queue.end(1);
-        assert_eq!(outstanding(&queue), 4);
+        assert_eq!(queue.outstanding(), 4);
         assert_eq!(queue.complete_by(names[2], 2).map(|done| done.id), Some(2));
-        assert_eq!(outstanding(&queue), 1, "the first is forgotten, the second was behind it");
+        assert_eq!(queue.outstanding(), 1, "the first is forgotten, the second was behind it");
         assert!(queue.complete_by(names[0], 2).is_none());
         assert_eq!(queue.complete_by(names[3], 2).map(|done| done.id), Some(3));
     }
@@ -389,17 +388,17 @@ mod tests {
         }
         queue.end(1);
         queue.complete_by(names[2], 2).unwrap();
-        assert_eq!(outstanding(&queue), 3, "3 may have either");
+        assert_eq!(queue.outstanding(), 3, "3 may have either");
         // One that began later cannot have what was taken before.
         queue.begin(4);
         queue.end(3);
-        assert_eq!(outstanding(&queue), 1);
+        assert_eq!(queue.outstanding(), 1);
         // Nobody has ended since: a receive that is passed over is under way.
         let mut queue = forgetful(4, 4);
         let names: Vec<u64> = (0..4).map(|id| queue.push(posted(id)).unwrap()).collect();
         queue.begin(1);
         queue.complete_by(names[1], 1).unwrap();
-        assert_eq!(outstanding(&queue), 3);
+        assert_eq!(queue.outstanding(), 3);
     }
 
     #[test]
@@ -414,6 +413,22 @@ mod tests {
                 in_driver -= 1;
                 queue.end(taker);
             }
+            // A queue pair that lives completes whatever is left, and the count is that of before.
+            queue.begin(99);
+            let mut names: Vec<(u64, u64)> = (0..)
+                .zip(&queue.places)
+                .map(|(at, place)| (place.number, u64::from(place.turn) << PLACE_BITS | at))
+                .collect();
+            names.sort_unstable();
+            for (_, name) in names {
+                queue.complete_by(RECV | queue.life | name, 99);
+            }
+            assert_eq!(queue.outstanding(), 0, "{capacity} {ring}");
+            for _ in 0..capacity {
+                queue.push(posted(0)).unwrap();
+                queue.accepted();
+            }
+            assert!(queue.push(posted(0)).is_err(), "{capacity} {ring}");
         }
     }
 
@@ -424,7 +439,7 @@ mod tests {
         queue.begin(1);
         queue.end(1);
         queue.complete_by(names[3], 2).unwrap();
-        assert_eq!(outstanding(&queue), 3);
+        assert_eq!(queue.outstanding(), 3);
         queue.push(posted(9)).unwrap();
         assert!(queue.push(posted(9)).is_err());
     }
