@@ -85,7 +85,7 @@ impl Side {
 }
 
 fn connected(a: Side, b: Side) -> (Side, Side) {
-    let connect = Connect { timeout: 15, ..Connect::default() };
+    let connect = Connect { timeout: 20, ..Connect::default() };
     a.qp.connect(&b.qp.endpoint(), &connect).unwrap();
     b.qp.connect(&a.qp.endpoint(), &connect).unwrap();
     (a, b)
