@@ -85,6 +85,7 @@ impl Side {
 }
 
 fn connected(a: Side, b: Side) -> (Side, Side) {
+    // Copies of simulated devices take long under a sanitizer, and nothing is lost here.
     let connect = Connect { timeout: 20, ..Connect::default() };
     a.qp.connect(&b.qp.endpoint(), &connect).unwrap();
     b.qp.connect(&a.qp.endpoint(), &connect).unwrap();

@@ -74,7 +74,7 @@ fn joined(a: &Nic, b: &Nic, bytes: usize) -> (Side, Side) {
 fn connected(a: Side, b: Side) -> (Side, Side) {
     let (to_a, to_b) = (a.qp.endpoint().to_string(), b.qp.endpoint().to_string());
     // Long enough that a machine busy with other things does not use up the retries.
-    let connect = Connect { timeout: 20, ..Connect::default() };
+    let connect = Connect { timeout: 15, ..Connect::default() };
     a.qp.connect(&to_b.parse().unwrap(), &connect).unwrap();
     b.qp.connect(&to_a.parse().unwrap(), &connect).unwrap();
     (a, b)
