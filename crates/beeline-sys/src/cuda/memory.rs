@@ -112,7 +112,7 @@ impl DeviceMem {
     ///
     /// The function is safe because the driver checks device addresses: if the promise is broken, a
     /// copy fails or hits other memory of the device, never memory of this program's. Ask
-    /// [`PointerInfo::of`] first what the pointer is.
+    /// [`PointerInfo::of`](super::PointerInfo::of) first what the pointer is.
     pub fn foreign(
         context: &Arc<Context>,
         ptr: DevicePtr,
