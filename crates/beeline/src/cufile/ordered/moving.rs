@@ -12,6 +12,9 @@ use super::request::{Common, Finish, Request};
 
 /// Bytes that a thread reads or writes at a time, where the whole request lies in the slot.
 const PIECE_MIN: u64 = 128 << 10;
+/// Largest request that is copied at once. The parts of a longer one are copied while others are read or written, which is
+/// worth more than what each of them costs.
+const WHOLE_MAX: u64 = 1 << 20;
 /// Pieces of which each is worth a thread's coming.
 const PIECE_LARGE: u64 = 256 << 10;
 /// See [`Moving::in_order`].
@@ -90,7 +93,7 @@ impl Moving {
         let (small, len) = (u64::from(cell), job.range.len);
         let cell = small.max(PIECE_MIN);
         let whole = job.lay_out(cell);
-        let ring = whole.saturating_add(len) > bytes;
+        let ring = whole.saturating_add(len) > bytes || len > WHOLE_MAX;
         let first = if ring { job.lay_out(small) } else { whole };
         let last = first.saturating_add(len);
         let cell = if ring { small } else { cell };
@@ -552,6 +555,17 @@ mod tests {
         it.piece(|_| u64::MAX);
         assert_eq!(it.told(), Some(Err(5022)));
         assert_eq!(it.common.gates.load_of(GATE).last, 0, "nothing is copied");
+    }
+
+    /// Its stream goes on when the first part is there.
+    #[test]
+    fn a_long_request_is_copied_in_parts_though_it_fits() {
+        for (len, parts) in [(WHOLE_MAX, false), (WHOLE_MAX + 1, true)] {
+            let mut it = played(Operation::Read, 4, len, 4 << 20, LONG);
+            assert_eq!(it.common.gates.load_of(GATE).ring, parts, "{len}");
+            assert!(it.piece(|len| len).is_some());
+            assert_eq!(it.common.gates.are_open(GATE, PASS), (parts, false), "{len}");
+        }
     }
 
     #[test]
