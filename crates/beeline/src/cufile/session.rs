@@ -32,6 +32,13 @@ const HANDLE_BASE: usize = 0xbee1_0000_0000_0000;
 const BATCH_BASE: usize = 0xbee2_0000_0000_0000;
 const HANDLE_STEP: usize = 16;
 
+/// A registered stream.
+pub(super) struct Registered {
+    flags: u32,
+    /// The driver's number of the one that was used last under this handle.
+    id: Option<u64>,
+}
+
 /// Everything between open and close.
 pub(super) struct Session {
     pub(super) options: Options,
@@ -43,7 +50,7 @@ pub(super) struct Session {
     handles: Sharded<HashMap<usize, Local<Handle>>>,
     buffers: Sharded<Buffers>,
     batches: RwLock<HashMap<usize, Arc<Batch>>>,
-    pub(super) streams: Mutex<HashMap<usize, u32>>,
+    pub(super) streams: Mutex<HashMap<usize, Registered>>,
     /// Bytes by route of files that are not registered any more.
     past: Routes,
     next: AtomicUsize,
@@ -463,8 +470,22 @@ impl Session {
         if streams.len() >= HANDLES_MAX {
             return Err(Failure::value("too many streams are registered"));
         }
-        streams.insert(key, flags);
+        // Nobody says here that it is a stream, which asking the driver for its number needs.
+        streams.insert(key, Registered { flags, id: None });
         Ok(())
+    }
+
+    /// The flags that a stream was registered with; 0 where it was not. Another one that has the handle of one that was
+    /// registered and used, and is gone, was not registered.
+    pub(super) fn stream_flags(&self, key: usize, id: impl FnOnce() -> Option<u64>) -> u32 {
+        let mut streams = lock(&self.streams);
+        let Some(known) = streams.get_mut(&key) else { return 0 };
+        let Some(id) = id() else { return known.flags };
+        if *known.id.get_or_insert(id) == id {
+            return known.flags;
+        }
+        streams.remove(&key);
+        0
     }
 
     pub(super) fn deregister_stream(&self, key: usize) -> Outcome<()> {
