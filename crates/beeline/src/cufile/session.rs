@@ -478,9 +478,14 @@ impl Session {
     /// The flags that a stream was registered with; 0 where it was not. Another one that has the handle of one that was
     /// registered and used, and is gone, was not registered.
     pub(super) fn stream_flags(&self, key: usize, id: impl FnOnce() -> Option<u64>) -> u32 {
+        if !lock(&self.streams).contains_key(&key) {
+            return 0;
+        }
+        // Without the lock: this asks the driver.
+        let id = id();
         let mut streams = lock(&self.streams);
         let Some(known) = streams.get_mut(&key) else { return 0 };
-        let Some(id) = id() else { return known.flags };
+        let Some(id) = id else { return known.flags };
         if *known.id.get_or_insert(id) == id {
             return known.flags;
         }

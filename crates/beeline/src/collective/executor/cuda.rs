@@ -290,13 +290,13 @@ fn retire(rank: Option<Left>) -> usize {
 }
 
 /// A thread of its own: to free memory may wait for kernels that wait for a rank, and the thread that looks after ranks is the
-/// one that ends them. Ends when nothing is left.
+/// one that ends them. Ends when nothing is left of which the end will be seen.
 fn look_after_left() {
     loop {
         std::thread::sleep(LEFT_PAUSE);
         retire(None);
         let mut left = lock(&LEFT);
-        if left.0.is_empty() {
+        if left.0.iter().all(|one| matches!(one.tail, Tail::Unknown)) {
             left.1 = false;
             return;
         }
