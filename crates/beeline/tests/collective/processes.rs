@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use beeline::collective::{Call, Collective, Communicator, DataType, Place, UniqueId};
-use beeline::gpu::Gpu;
 
 use crate::support::*;
 
@@ -22,13 +21,9 @@ fn rank_process() {
         .map(|c| u8::from_str_radix(std::str::from_utf8(c).unwrap(), 16).unwrap())
         .collect();
     let id = UniqueId::from_bytes(&bytes.try_into().unwrap()).unwrap();
-    let gpu = gpu_of(rank, ranks);
-    let free = gpu.memory().unwrap().free;
-    let comm = Communicator::join(&id, rank, ranks, &gpu, &settings(|_| {})).unwrap();
+    let comm =
+        Communicator::join(&id, rank, ranks, &gpu_of(rank, ranks), &settings(|_| {})).unwrap();
     calls(&comm);
-    if dies == EARLY {
-        return close_early(comm, &gpu, free);
-    }
     if dies == NO_FILES {
         return split_without_files(&comm);
     }
@@ -47,30 +42,6 @@ fn rank_process() {
         calls(&left);
     }
     comm.close(Instant::now() + LONG).unwrap_or(());
-}
-
-/// In place of a rank that dies: rank 0 closes before the others.
-const EARLY: u32 = 98;
-
-/// What a rank keeps for the others after its end goes by itself once they have ended too.
-fn close_early(comm: Communicator, gpu: &Gpu, free: u64) {
-    if comm.rank() > 0 {
-        // Long enough for rank 0 to have looked in vain.
-        std::thread::sleep(Duration::from_secs(1));
-        return comm.close(Instant::now() + LONG).unwrap();
-    }
-    comm.close(Instant::now() + LONG).unwrap();
-    // Windows are there on the kernels alone; a device of the machine's has other users.
-    if std::env::var_os("BEELINE_TEST_CUDA_DEVICES").is_none() {
-        return;
-    }
-    let held = || free.saturating_sub(gpu.memory().unwrap().free);
-    assert!(held() > 0, "nothing was kept for the others");
-    let deadline = Instant::now() + LONG;
-    while held() > 0 {
-        assert!(Instant::now() < deadline, "{} bytes are kept", held());
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// In place of a rank that dies: rank 0 can open no more files.
@@ -186,13 +157,6 @@ fn at_loopback() -> UniqueId {
 #[test]
 fn processes_are_ranks() {
     for mut child in start(&at_loopback(), 4, 9) {
-        assert!(child.wait().unwrap().success());
-    }
-}
-
-#[test]
-fn what_a_rank_leaves_goes_by_itself() {
-    for mut child in start(&at_loopback(), 3, EARLY) {
         assert!(child.wait().unwrap().success());
     }
 }

@@ -248,59 +248,33 @@ struct Left {
 /// What ranks of this process may have left behind before it joins no communicator over devices: their windows add up.
 const LEFT_MAX: usize = 64;
 
-/// How often the thread that looks after what ranks left does so. Long: who ends the process after the communicator calls
-/// the driver alone then.
-const LEFT_PAUSE: Duration = Duration::from_millis(500);
-/// What ranks left, and whether the thread runs.
-static LEFT: Mutex<(Vec<Left>, bool)> = Mutex::new((Vec::new(), false));
-
 /// Keeps what a rank leaves until the others use it no more, and lets go of what earlier ones left; how many
-/// are kept. A thread goes on with that, without which the next one that joins or closes does.
+/// are kept.
 ///
 /// A kernel of a peer writes a last word after ours has ended, so a window outlives its rank: in one
 /// process each rank holds the others' windows, across processes it waits here for their word, or for their end.
 /// That goes for a communicator that failed or was aborted too: its kernels leave by themselves. Nothing here waits.
 fn retire(rank: Option<Left>) -> usize {
-    let (mut gone, mut tails) = (Vec::new(), Vec::new());
+    static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
+
+    let mut gone = Vec::new();
     let mut left = lock(&LEFT);
-    left.0.extend(rank);
-    let all = std::mem::take(&mut left.0);
-    for mut one in all {
-        if one.tail.is_done() {
-            // The driver is not asked again.
-            tails.push(std::mem::replace(&mut one.tail, Tail::Idle));
-        }
+    left.extend(rank);
+    let all = std::mem::take(&mut *left);
+    for one in all {
         let Left { cuda, tail } = &one;
         let others = cuda.peers.iter().zip(0..).filter(|(peer, _)| matches!(peer, Peer::There(_)));
         let others = others.map(|(_, rank)| (rank, cuda.visible.contains(&rank)));
-        match matches!(tail, Tail::Idle) && all_closed(&cuda.control, others) {
+        match tail.is_done() && all_closed(&cuda.control, others) {
             true => gone.push(one),
-            false => left.0.push(one),
+            false => left.push(one),
         }
     }
-    let kept = left.0.len();
-    if kept > 0 && !left.1 {
-        let thread = std::thread::Builder::new().name("beeline-left".to_owned());
-        left.1 = thread.spawn(look_after_left).is_ok();
-    }
+    let kept = left.len();
     drop(left);
     // Without the lock: freeing device memory calls the driver.
-    drop((gone, tails));
+    drop(gone);
     kept
-}
-
-/// A thread of its own: to free memory may wait for kernels that wait for a rank, and the thread that looks after ranks is the
-/// one that ends them. Ends when nothing is left of which the end will be seen.
-fn look_after_left() {
-    loop {
-        std::thread::sleep(LEFT_PAUSE);
-        retire(None);
-        let mut left = lock(&LEFT);
-        if left.0.iter().all(|one| matches!(one.tail, Tail::Unknown)) {
-            left.1 = false;
-            return;
-        }
-    }
 }
 
 /// Says that this rank's last kernel has ended (not before: the others then free what it writes), and whether those of
