@@ -761,6 +761,12 @@ static void streams(void) {
         __atomic_store_n((unsigned *)word, 1, __ATOMIC_SEQ_CST);
         check(cu_sync(next) == 0 && l.moved == 8192, "flags of another stream: %zd", l.moved);
         CODE(p_cuFileStreamDeregister(next), 5022);
+        /* and can be registered, also where nothing was read in the one before */
+        CODE(p_cuFileStreamRegister(next, 1), 0);
+        check(cu_destroy(next) == 0 && cu_stream(&next, 1) == 0, "a third stream");
+        if (next == gone) CODE(p_cuFileStreamRegister(next, 2), 0);
+        CODE(p_cuFileStreamRegister(next, 4), next == gone ? 5022 : 0);
+        CODE(p_cuFileStreamDeregister(next), 0);
     }
     check(cu_destroy(next) == 0, "destroy");
     /* a captured stream: refused, and the capture is not spoilt */

@@ -143,11 +143,14 @@ impl Comm {
         }
         let stream = Arc::new(self.gpu.foreign_stream(foreign)?);
         // One that is gone.
-        streams.retain(|((handle, of, _), _)| (*handle, *of) != (key, thread));
-        if streams.len() >= STREAMS_MAX {
-            streams.remove(0);
-        }
+        let same = |((handle, of, _), _): &Known| (*handle, *of) == (key, thread);
+        let place = streams.iter().position(same);
+        let place = place.or_else(|| (streams.len() >= STREAMS_MAX).then_some(0));
+        let before = place.map(|place| streams.remove(place));
         streams.push((name, Arc::clone(&stream)));
+        drop(streams);
+        // Without the lock: its end calls the driver.
+        drop(before);
         Ok(stream)
     }
 

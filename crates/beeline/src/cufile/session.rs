@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
 use beeline_core::plan::Operation;
-use beeline_sys::cuda::Driver;
+use beeline_sys::cuda::{Driver, ForeignStream};
 use beeline_sys::user::{UserCell, UserPtr};
 
 use super::batch::{Batch, Event};
@@ -35,7 +35,7 @@ const HANDLE_STEP: usize = 16;
 /// A registered stream.
 pub(super) struct Registered {
     flags: u32,
-    /// The driver's number of the one that was used last under this handle.
+    /// The driver's number of it, where it tells one.
     id: Option<u64>,
 }
 
@@ -459,24 +459,30 @@ impl Session {
 
     // ---- streams
 
-    pub(super) fn register_stream(&self, key: usize, flags: u32) -> Outcome<()> {
+    pub(super) fn register_stream(
+        &self,
+        (stream, key): (ForeignStream, usize),
+        flags: u32,
+    ) -> Outcome<()> {
         if flags > 15 {
             return Err(Failure::value(format!("stream flags {flags:#x}: bits 0 to 3 are known")));
         }
+        // Without the lock: this asks the driver.
+        let id = self.cuda.as_ref().and_then(|cuda| stream.id(cuda));
         let mut streams = lock(&self.streams);
-        if streams.contains_key(&key) {
+        // One that was destroyed meanwhile is registered no more.
+        if streams.get(&key).is_some_and(|known| id.is_none() || known.id == id) {
             return Err(Failure::value(format!("stream {key:#x} is registered already")));
         }
         if streams.len() >= HANDLES_MAX {
             return Err(Failure::value("too many streams are registered"));
         }
-        // Nobody says here that it is a stream, which asking the driver for its number needs.
-        streams.insert(key, Registered { flags, id: None });
+        streams.insert(key, Registered { flags, id });
         Ok(())
     }
 
-    /// The flags that a stream was registered with; 0 where it was not. Another one that has the handle of one that was
-    /// registered and used, and is gone, was not registered.
+    /// The flags that a stream was registered with; 0 where it was not, also where one was that is gone and had the same
+    /// handle.
     pub(super) fn stream_flags(&self, key: usize, id: impl FnOnce() -> Option<u64>) -> u32 {
         if !lock(&self.streams).contains_key(&key) {
             return 0;
@@ -484,9 +490,8 @@ impl Session {
         // Without the lock: this asks the driver.
         let id = id();
         let mut streams = lock(&self.streams);
-        let Some(known) = streams.get_mut(&key) else { return 0 };
-        let Some(id) = id else { return known.flags };
-        if *known.id.get_or_insert(id) == id {
+        let Some(known) = streams.get(&key) else { return 0 };
+        if known.id == id {
             return known.flags;
         }
         streams.remove(&key);

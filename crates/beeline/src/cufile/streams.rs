@@ -46,6 +46,7 @@ enum AtCall {
     OtherContext,
     Managed,
     NoSlot,
+    Blocks,
 }
 
 impl AtCall {
@@ -56,6 +57,9 @@ impl AtCall {
             Self::NoKernel => "the kernel that copies in the stream could not be loaded",
             Self::OtherContext => "the memory belongs to another device or context than the stream",
             Self::Managed => "the device lets the CPU use managed memory only while it is idle",
+            Self::Blocks => {
+                "the file is open for direct I/O alone, with blocks that no slot can be cut into"
+            }
             Self::NoSlot => "all pinned memory for requests in streams is in use",
         }
     }
@@ -135,6 +139,9 @@ impl Session {
         let ordered = self.ordered(driver, &asked.place)?;
         if matches!(asked.place, Place::Host) || asked.looked.is_managed() {
             return Ok(Carried::InStream(ordered, None));
+        }
+        if !cells_hold(ordered.cell_max(), asked.block) {
+            return Ok(Carried::AtCall(AtCall::Blocks));
         }
         let kernel = match self.kernel_for(driver, &ordered, &asked.looked, stream) {
             Ok(kernel) => kernel,

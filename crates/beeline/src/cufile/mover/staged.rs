@@ -79,6 +79,11 @@ impl Job {
         Self { handle, way, force, mapped, blocks, device, range, threads }
     }
 
+    #[cfg(test)]
+    pub(in super::super) const fn handle(&self) -> &Arc<Handle> {
+        &self.handle
+    }
+
     /// Of a file that nobody reads or writes: for whoever plays the threads.
     #[cfg(test)]
     pub(in super::super) fn played(

@@ -129,6 +129,11 @@ impl Ordered {
         self.kernels.of(&self.driver, stream, home)
     }
 
+    /// Bytes of a cell of the largest slot.
+    pub(super) fn cell_max(&self) -> u32 {
+        self.slots.cell_max()
+    }
+
     /// A slot for a request of about `bytes`, with the kernel that goes with it; none where all are in use now. Never
     /// waits.
     ///

@@ -315,9 +315,10 @@ impl Request {
         quick: bool,
     ) {
         let write = job.is_write();
-        let mut moving = Box::new(Moving::new(job, (run.cell(), run.bytes()), finish));
-        moving.describe(self, common, moving.last);
         let others = common.moving.fetch_add(1, Ordering::Relaxed);
+        let slot = (run.cell(), run.bytes());
+        let mut moving = Box::new(Moving::new(job, slot, others, finish));
+        moving.describe(self, common, moving.last);
         if write {
             let early = !moving.ring && moving.last <= EARLY_WRITE && others < EARLY_MAX;
             moving.workers = usize::from(early);
