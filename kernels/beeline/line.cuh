@@ -33,6 +33,9 @@ struct LineShared {
     u32 takers_bad[2];
 };
 constexpr u32 LINE_TAKERS = 1; // id of a barrier
+#ifndef BEELINE_LINE_ALONE
+#define BEELINE_LINE_ALONE 8
+#endif
 
 // What a block carries of `bytes`: whole groups, the same on both sides.
 DEVICE u64 line_share(const Comm &c, u64 bytes, u64 *start) {
@@ -117,10 +120,10 @@ DEVICE u32 line_senders() {
     u32 warps = ll_workers() / 32 / 3;
     return warps < 1 ? 1 : warps > LINE_SENDERS_MAX ? LINE_SENDERS_MAX : warps;
 }
-DEVICE bool line_begin(const Comm &c, LineShared &s, u32 sends, u32 to, u32 from, u64 out, u64 in) {
+DEVICE bool line_begin(const Comm &c, LineShared &s, u32 sends, u32 to, u32 from, u64 out, u64 in, u32 mine) {
     if (thread_index() < LINE_SENDERS_MAX) s.sent[thread_index()] = 0;
     if (thread_index() < 2) s.takers_bad[thread_index()] = 0;
-    bool good = ll_begin(c, s.ll, sends, to, from, out, in);
+    bool good = ll_begin(c, s.ll, sends, to, from, out, in, mine);
     // The last warp may have found something wrong already, seen by some threads of another warp and not by all; they
     // stay together from here on.
     return warp_all(good);
@@ -144,19 +147,23 @@ DEVICE bool line_free(const Comm &c, LineShared &s, u32 takes, u32 round, bool g
     return true;
 }
 
-// Groups `first`, `first + step`.. below `end` of the `share` bytes at `from` to rank `p`, at most AT_ONCE; they are of
-// `round`.
-template <int AT_ONCE, class F>
-DEVICE void line_send(const Comm &c, LineShared &s, u32 p, u64 from, u64 share, u32 round, u32 first, u32 step, u32 end, F change) {
+// Groups `first`, `first + step`.. below `end` of the `share` bytes at `from`, at most AT_ONCE: read, and sent to rank `p`
+// as part of `round`.
+template <int AT_ONCE>
+DEVICE void line_fetch(u64 from, u64 share, u32 first, u32 step, u32 end, Pair (&v)[AT_ONCE]) {
     Lane l = lane();
-    u32 number = s.ll.counters[p].sent + 1 + round, groups = least(line_groups(share), end);
-    u64 flag = line_flag(number), to = line_region(c, c.rank, p, number);
-    Pair v[AT_ONCE];
+    u32 groups = least(line_groups(share), end);
 #pragma unroll
     for (int k = 0; k < AT_ONCE; k++) {
         u64 g = first + k * step;
         if (g < groups) v[k] = line_read(l, from + g * LINE_GROUP, share - g * LINE_GROUP);
     }
+}
+template <int AT_ONCE, class F>
+DEVICE void line_post(const Comm &c, LineShared &s, u32 p, u64 share, u32 round, u32 first, u32 step, u32 end, const Pair (&v)[AT_ONCE], F change) {
+    Lane l = lane();
+    u32 number = s.ll.counters[p].sent + 1 + round, groups = least(line_groups(share), end);
+    u64 flag = line_flag(number), to = line_region(c, c.rank, p, number);
 #pragma unroll
     for (int k = 0; k < AT_ONCE; k++) {
         u64 g = first + k * step;
@@ -166,7 +173,8 @@ DEVICE void line_send(const Comm &c, LineShared &s, u32 p, u64 from, u64 share, 
 
 DEVICE void line_move(const MoveArgs &a, LineShared &s) {
     const Comm &c = a.comm;
-    u32 sends = 0, takes = 0, to = 0, from = 0, most_out = 0, rounds_in = 0;
+    u32 sends = 0, takes = 0, to = 0, from = 0, most_out = 0, rounds_in = 0, mine = 0, next = (c.rank + 1) % c.ranks;
+    u64 next_at = 0, next_share = 0;
 #pragma unroll 1
     for (u32 p = 0; p < c.ranks; p++) {
         u64 out_at, in_at;
@@ -176,6 +184,8 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
             s.in[p] = LinePart{in_at, in, line_rounds(c, in)};
         }
         if (p == c.rank) continue;
+        if (p == next) next_at = a.parts[p].send + out_at, next_share = out;
+        if (thread_index() - ll_workers() == p) mine = line_rounds(c, out) + line_rounds(c, in);
         sends |= (u32)(out != 0) << p;
         takes |= (u32)(in != 0) << p;
         to |= (u32)(a.parts[p].send_bytes != 0) << p;
@@ -184,12 +194,18 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
         rounds_in = line_rounds(c, in) > rounds_in ? line_rounds(c, in) : rounds_in;
     }
     u32 header = thread_index() - ll_workers(), warp = thread_index() / 32, warps = ll_workers() / 32, senders = line_senders();
+    // Who takes nothing sends with more, who sends nothing takes with all.
+    if (takes == 0) senders = least(warps, BEELINE_LINE_ALONE);
+    if (sends == 0) senders = 0;
     u32 room = line_room(c);
     bool works = warp < warps;
-    begin_early(a, s.ll);
+    begin_early(a, s.ll, mine);
+    // What goes first is read while the counters are.
+    Pair first[LINES_MOVED];
+    if (warp < senders) line_fetch(next_at, next_share, warp, senders, room, first);
     u64 word_out = !works && header < c.ranks ? a.parts[header].send_word : 0;
     u64 word_in = !works && header < c.ranks ? a.parts[header].recv_word : 0;
-    bool good = line_begin(c, s, sends, to, from, word_out, word_in);
+    bool good = line_begin(c, s, sends, to, from, word_out, word_in, mine);
     if (good && takes == 0 && most_out <= room) admit(c, ADMIT_HEARD);
     const Part &self = a.parts[c.rank];
     const LinePart &own = s.in[c.rank];
@@ -209,7 +225,8 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
                     u32 p = (c.rank + step) % c.ranks;
                     if (!(sends >> p & 1)) continue;
                     u64 from_at = a.parts[p].send + s.out[p].start, share = s.out[p].bytes;
-                    line_send<LINES_MOVED>(c, s, p, from_at, share, round, g, senders, end, AsItIs{});
+                    if (g != warp || step != 1) line_fetch(from_at, share, g, senders, end, first);
+                    line_post(c, s, p, share, round, g, senders, end, first, AsItIs{});
                 }
         }
         if (good && copies && !by_takers) copy_own(self.recv + own.start, self.send + own.start, own.bytes, thread_index(), senders * 32);
@@ -247,7 +264,7 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
         }
     }
     u32 p = thread_index() < c.ranks ? thread_index() : 0;
-    ll_end(c, s.ll, good, sends, takes, from, s.out[p].rounds, s.in[p].rounds);
+    ll_end(c, s.ll, good, sends, takes, from, takes ? senders * 32 : 0, s.out[p].rounds, s.in[p].rounds);
 }
 
 // Each rank's part to each rank of `send_mask`; parts of `recv_mask` and the own one are reduced in the
@@ -259,10 +276,11 @@ DEVICE void line_reduce(const ReduceArgs &a, LineShared &s) {
     u32 groups = line_groups(share), room = line_room(c), rounds = line_rounds(c, share);
     u32 warp = thread_index() / 32, warps = ll_workers() / 32, senders = line_senders();
     bool works = warp < warps;
-    begin_early(a, s.ll);
+    u32 header = thread_index() - ll_workers(), mine = rounds * ((a.send_mask >> header % 32 & 1) + (a.recv_mask >> header % 32 & 1));
+    begin_early(a, s.ll, mine);
     Weigh w = weigh<T>(a);
     Weighed<T, OP> weighed = {w};
-    bool good = line_begin(c, s, a.send_mask, a.send_mask, a.recv_mask, a.word, a.word);
+    bool good = line_begin(c, s, a.send_mask, a.send_mask, a.recv_mask, a.word, a.word, mine);
     if (good && a.recv_mask == 0 && rounds <= 1) admit(c, ADMIT_HEARD);
     if (good && works && warp < senders) {
 #pragma unroll 1
@@ -276,7 +294,10 @@ DEVICE void line_reduce(const ReduceArgs &a, LineShared &s) {
 #pragma unroll 1
                 for (u32 step = 1; step < c.ranks; step++) {
                     u32 p = (c.rank + step) % c.ranks;
-                    if (a.send_mask >> p & 1) line_send<LINES_REDUCED>(c, s, p, a.in + p * a.stride + start, share, round, g, senders, end, weighed);
+                    if (!(a.send_mask >> p & 1)) continue;
+                    Pair v[LINES_REDUCED];
+                    line_fetch(a.in + p * a.stride + start, share, g, senders, end, v);
+                    line_post(c, s, p, share, round, g, senders, end, v, weighed);
                 }
                 // All threads of the warp have read these groups: an operation in place may overwrite them.
                 warp_barrier();
@@ -331,5 +352,5 @@ DEVICE void line_reduce(const ReduceArgs &a, LineShared &s) {
             if (round + 1 < rounds) good = line_free(c, s, a.recv_mask, round, good, thread_index() - senders * 32, takers * 32);
         }
     }
-    ll_end(c, s.ll, good, a.send_mask, a.recv_mask, a.recv_mask, rounds, rounds);
+    ll_end(c, s.ll, good, a.send_mask, a.recv_mask, a.recv_mask, a.recv_mask ? senders * 32 : 0, rounds, rounds);
 }

@@ -52,6 +52,10 @@ struct World {
         };
         fill(AT_CALLS, AT_CALLS + RANKS_MAX * 16);
         fill(AT_HEADERS, AT_PUSH_FLAGS + (u64)PUSH_BLOCKS * RANKS_MAX * PUSH_SLOTS * 4);
+        for (u64 at = AT_LL_COUNTERS; at < AT_PUSH_COUNTERS; at += 16) {
+            Counters c;
+            memcpy(&c, window + at, sizeof c), c.here = c.sent + c.received, memcpy(window + at, &c, sizeof c);
+        }
     }
     ~World() {
         for (u32 r = 0; r < n; r++) free(windows[r]), free(reports[r]), free(aborts[r]);
@@ -63,7 +67,7 @@ struct World {
         c.call = call, c.push_at = push_at, c.chunk = CHUNK, c.rank = rank, c.ranks = n;
         c.ll_blocks = LL_BLOCKS_MAX, c.line_at = line_at, c.line_span = LINE_SPAN;
         c.counted = rank % 2;
-        c.admits = ADMIT_AT_ONCE;
+        c.admits = ADMIT_THERE, c.atomics = 1;
         return c;
     }
     // Every second rank counts its blocks of packets and lines.
@@ -125,6 +129,8 @@ static void reduces(const char *name, u32 n, Way way, Kind kind, u64 count, u32 
     World world(n);
     const int CALLS = 5;
     u64 parts = kind == REDUCE_SCATTER ? n : 1;
+    std::atomic<u32> all_blocks{0};
+    u32 admissions = host_admissions;
     everywhere(n, [&](u32 rank) {
         u32 blocks = 0;
         for (int call = 0; call < CALLS; call++) {
@@ -143,6 +149,7 @@ static void reduces(const char *name, u32 n, Way way, Kind kind, u64 count, u32 
             a.scalar = w.multiply ? (u64)of<T>(rank + 1) : 0, a.multiply = w.multiply, a.divide = w.divide;
             run<T, OP>(way, a);
             world.check_counted(way, rank, blocks += blocks_of(way, a.bytes));
+            all_blocks += blocks_of(way, a.bytes);
             CHECK(world.reports[rank]->code == 0, "%s rank %u call %d: code %u phase %u peer %u", name, rank, call, world.reports[rank]->code, world.reports[rank]->phase, world.reports[rank]->peer);
             if (world.reports[rank]->code) return;
             if (a.recv_mask)
@@ -163,6 +170,9 @@ static void reduces(const char *name, u32 n, Way way, Kind kind, u64 count, u32 
             for (u64 i = more; i < more + 8 && !in_place; i++) CHECK(out[i] == 0, "%s wrote beyond the end", name);
         }
     });
+    // Where everybody hears from everybody, each block has learned that the others have their room.
+    admissions = host_admissions - admissions;
+    CHECK(way == PUSH || kind == REDUCE || admissions == all_blocks, "%s way %d kind %d: %u of %u blocks let the next kernel start", name, way, kind, admissions, all_blocks.load());
 }
 
 // Every rank sends `bytes` + its own number + the peer's to each peer of a ring or to all.
@@ -215,8 +225,9 @@ static void admissions(Way way, u32 when, bool one_way) {
         a.send_mask = one_way && rank == 1 ? 0 : 2u >> rank, a.recv_mask = one_way && rank == 0 ? 0 : 2u >> rank;
         run<F32, SUM>(way, a);
     });
-    bool any = host_admissions != before;
-    CHECK(any == (when != ADMIT_NEVER && way != PUSH), "way %d, when %u: admitted %d", way, when, any);
+    u32 times = host_admissions - before, blocks = 2 * blocks_of(way, 8192);
+    CHECK((times != 0) == (when != ADMIT_NEVER && way != PUSH), "way %d, when %u: admitted %u", way, when, times);
+    CHECK(when != ADMIT_THERE || one_way || way == PUSH || times == blocks, "way %d: %u blocks of %u let the next kernel start", way, times, blocks);
 }
 
 static void troubles(Way way, int kind) { // 0 another call, 1 never comes, 2 abort, 3 another rank failed
@@ -240,7 +251,7 @@ static void troubles(Way way, int kind) { // 0 another call, 1 never comes, 2 ab
         // A block that gives up is done, too.
         a.comm.counted = 1;
         // And one that waits for a rank that never comes lets no other start.
-        a.comm.admits = ADMIT_HEARD;
+        a.comm.admits = kind % 2 ? ADMIT_HEARD : ADMIT_THERE;
         u32 before = host_admissions;
         run<F32, SUM>(way, a);
         CHECK(kind == 0 || host_admissions == before, "trouble %d way %d: the next kernel was let start", kind, way);
@@ -283,7 +294,7 @@ int main() {
     for (Way way : WAYS)
         for (int kind : {0, 1, 2, 3}) troubles(way, kind);
     for (Way way : WAYS)
-        for (u32 when : {ADMIT_NEVER, ADMIT_AT_ONCE, ADMIT_HEARD})
+        for (u32 when : {ADMIT_NEVER, ADMIT_HEARD, ADMIT_THERE})
             for (bool one_way : {false, true}) admissions(way, when, one_way);
     for (u32 start : {0xfffffffdu, 0xffffffffu}) // counters wrap on the way
         for (Way way : WAYS) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use beeline_sys::cuda::collective::{
-    ADMIT_AT_ONCE, ADMIT_HEARD, ADMIT_NEVER, Element, KernelSet, LINE_THREADS, LINE_THREADS_FEW,
+    ADMIT_HEARD, ADMIT_NEVER, ADMIT_THERE, Element, KernelSet, LINE_THREADS, LINE_THREADS_FEW,
     LL_SPAN_MAX, LL_SPAN_MIN, LL_THREADS_MAX, LL_THREADS_MORE, MoveArgs, Operator, PUSH_BLOCKS,
     PUSH_THREADS, Part, ReduceArgs, Shape, Way, chunk_bytes, line_blocks, line_bytes_max,
     line_messages, ll_blocks, ll_span,
@@ -62,7 +62,8 @@ impl Cuda {
             *part = part_of(call, (self.rank, peer), (input, output), bytes);
             (part.send_word, part.recv_word) = (word, word);
         }
-        self.launch_moves(&mut args, stream, &held)
+        let mutual = matches!(call.kind, Collective::AllGather | Collective::AllToAll);
+        self.launch_moves(&mut args, mutual, stream, &held)
     }
 
     /// Everybody tells everybody what it does, with eight bytes of nothing.
@@ -82,7 +83,7 @@ impl Cuda {
                 recv_word: word,
             };
         }
-        self.launch_moves(&mut args, stream, &[])
+        self.launch_moves(&mut args, true, stream, &[])
     }
 
     /// Sends and receives, in as many launches as [`launches`] says, and in each small parts before large ones.
@@ -128,15 +129,17 @@ impl Cuda {
                     self.rank, own.send_bytes, own.recv_bytes
                 )));
             }
-            self.launch_moves(&mut args, stream, &held)?;
+            self.launch_moves(&mut args, false, stream, &held)?;
         }
         Ok(())
     }
 
-    /// Parts that travel alike in one kernel, small ones before large ones.
+    /// Parts that travel alike in one kernel, small ones before large ones. `mutual`: every rank sends something to every
+    /// other one, and all parts are equal.
     fn launch_moves(
         &mut self,
         args: &mut MoveArgs,
+        mutual: bool,
         stream: &Handle,
         held: &[Arc<DeviceMem>],
     ) -> Result<()> {
@@ -155,7 +158,7 @@ impl Cuda {
                 let both = sends && others().any(|(part, _)| part.recv_bytes > 0);
                 let few_max = if both { LINES_FEW_MAX } else { LINES_FEW_ONE_WAY_MAX };
                 let shape = self.shape(way, most, few_max);
-                args.comm.admits = self.admits(shape);
+                args.comm.admits = self.admits(shape, most, mutual);
                 self.move_parts(args, shape, stream, held)?;
             }
         }
@@ -206,7 +209,7 @@ impl Cuda {
             *place =
                 Part { send: own, send_bytes: part, recv, recv_bytes: part, send_word, recv_word };
         }
-        self.launch_moves(&mut args, stream, work.held)?;
+        self.launch_moves(&mut args, true, stream, work.held)?;
         if done == work.bytes {
             return Ok(());
         }
@@ -240,7 +243,8 @@ impl Cuda {
         };
         args.comm.call = work.packed;
         let shape = self.shape(self.way(work.bytes, true), work.bytes, 0);
-        args.comm.admits = self.admits(shape);
+        let mutual = shot.send_mask == shot.recv_mask;
+        args.comm.admits = self.admits(shape, work.bytes, mutual);
         self.reduce(set, &args, shape, stream, work.held)
     }
 
@@ -293,11 +297,17 @@ impl Cuda {
         Shape { way, blocks: blocks as u32, threads, early: self.early && most <= EARLY_MAX }
     }
 
-    /// When a kernel lets blocks of the next one start, whoever's that is.
-    const fn admits(&self, shape: Shape) -> u32 {
+    /// When a kernel whose largest part has `most` bytes lets blocks of the next one start, whoever's that is.
+    const fn admits(&self, shape: Shape, most: u64, mutual: bool) -> u32 {
+        let rounds = match shape.way {
+            Way::Lines => line_messages(self.ranks, most),
+            Way::Packets | Way::Push => 1,
+        };
         match shape.early {
             false => ADMIT_NEVER,
-            true if shape.blocks <= self.few_blocks => ADMIT_AT_ONCE,
+            true if self.comm.atomics != 0 && (mutual || self.ranks <= 2) => ADMIT_THERE,
+            // Who goes on to a second round waits for ranks that this one may not hear from.
+            true if rounds > 1 => ADMIT_NEVER,
             true => ADMIT_HEARD,
         }
     }
