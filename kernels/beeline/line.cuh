@@ -33,9 +33,6 @@ struct LineShared {
     u32 takers_bad[2];
 };
 constexpr u32 LINE_TAKERS = 1; // id of a barrier
-#ifndef BEELINE_LINE_ALONE
-#define BEELINE_LINE_ALONE 8
-#endif
 
 // What a block carries of `bytes`: whole groups, the same on both sides.
 DEVICE u64 line_share(const Comm &c, u64 bytes, u64 *start) {
@@ -120,10 +117,10 @@ DEVICE u32 line_senders() {
     u32 warps = ll_workers() / 32 / 3;
     return warps < 1 ? 1 : warps > LINE_SENDERS_MAX ? LINE_SENDERS_MAX : warps;
 }
-DEVICE bool line_begin(const Comm &c, LineShared &s, u32 sends, u32 to, u32 from, u64 out, u64 in, u32 mine) {
+DEVICE bool line_begin(const Comm &c, LineShared &s, u32 sends, u32 takes, u32 to, u32 from, u64 out, u64 in) {
     if (thread_index() < LINE_SENDERS_MAX) s.sent[thread_index()] = 0;
     if (thread_index() < 2) s.takers_bad[thread_index()] = 0;
-    bool good = ll_begin(c, s.ll, sends, to, from, out, in, mine);
+    bool good = ll_begin(c, s.ll, sends, takes, to, from, out, in);
     // The last warp may have found something wrong already, seen by some threads of another warp and not by all; they
     // stay together from here on.
     return warp_all(good);
@@ -147,23 +144,19 @@ DEVICE bool line_free(const Comm &c, LineShared &s, u32 takes, u32 round, bool g
     return true;
 }
 
-// Groups `first`, `first + step`.. below `end` of the `share` bytes at `from`, at most AT_ONCE: read, and sent to rank `p`
-// as part of `round`.
-template <int AT_ONCE>
-DEVICE void line_fetch(u64 from, u64 share, u32 first, u32 step, u32 end, Pair (&v)[AT_ONCE]) {
+// Groups `first`, `first + step`.. below `end` of the `share` bytes at `from` to rank `p`, at most AT_ONCE; they are of
+// `round`.
+template <int AT_ONCE, class F>
+DEVICE void line_send(const Comm &c, LineShared &s, u32 p, u64 from, u64 share, u32 round, u32 first, u32 step, u32 end, F change) {
     Lane l = lane();
-    u32 groups = least(line_groups(share), end);
+    u32 number = s.ll.counters[p].sent + 1 + round, groups = least(line_groups(share), end);
+    u64 flag = line_flag(number), to = line_region(c, c.rank, p, number);
+    Pair v[AT_ONCE];
 #pragma unroll
     for (int k = 0; k < AT_ONCE; k++) {
         u64 g = first + k * step;
         if (g < groups) v[k] = line_read(l, from + g * LINE_GROUP, share - g * LINE_GROUP);
     }
-}
-template <int AT_ONCE, class F>
-DEVICE void line_post(const Comm &c, LineShared &s, u32 p, u64 share, u32 round, u32 first, u32 step, u32 end, const Pair (&v)[AT_ONCE], F change) {
-    Lane l = lane();
-    u32 number = s.ll.counters[p].sent + 1 + round, groups = least(line_groups(share), end);
-    u64 flag = line_flag(number), to = line_region(c, c.rank, p, number);
 #pragma unroll
     for (int k = 0; k < AT_ONCE; k++) {
         u64 g = first + k * step;
@@ -173,8 +166,7 @@ DEVICE void line_post(const Comm &c, LineShared &s, u32 p, u64 share, u32 round,
 
 DEVICE void line_move(const MoveArgs &a, LineShared &s) {
     const Comm &c = a.comm;
-    u32 sends = 0, takes = 0, to = 0, from = 0, most_out = 0, rounds_in = 0, mine = 0, next = (c.rank + 1) % c.ranks;
-    u64 next_at = 0, next_share = 0;
+    u32 sends = 0, takes = 0, to = 0, from = 0, most_out = 0, rounds_in = 0, mine = 0;
 #pragma unroll 1
     for (u32 p = 0; p < c.ranks; p++) {
         u64 out_at, in_at;
@@ -184,7 +176,6 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
             s.in[p] = LinePart{in_at, in, line_rounds(c, in)};
         }
         if (p == c.rank) continue;
-        if (p == next) next_at = a.parts[p].send + out_at, next_share = out;
         if (thread_index() - ll_workers() == p) mine = line_rounds(c, out) + line_rounds(c, in);
         sends |= (u32)(out != 0) << p;
         takes |= (u32)(in != 0) << p;
@@ -193,24 +184,22 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
         most_out = line_groups(out) > most_out ? line_groups(out) : most_out;
         rounds_in = line_rounds(c, in) > rounds_in ? line_rounds(c, in) : rounds_in;
     }
-    u32 header = thread_index() - ll_workers(), warp = thread_index() / 32, warps = ll_workers() / 32, senders = line_senders();
-    // Who takes nothing sends with more, who sends nothing takes with all.
-    if (takes == 0) senders = least(warps, BEELINE_LINE_ALONE);
+    u32 header = thread_index() - ll_workers(), peer = thread_index() < 32 ? thread_index() : header;
+    u32 warp = thread_index() / 32, warps = ll_workers() / 32, senders = line_senders();
+    const Part &self = a.parts[c.rank];
+    bool copies = self.recv != self.send;
+    // Who takes nothing sends with most warps, some copying the own part; who sends nothing takes with all.
+    if (takes == 0) senders = copies ? warps - (warps + 2) / 3 : warps;
     if (sends == 0) senders = 0;
     u32 room = line_room(c);
     bool works = warp < warps;
-    begin_early(a, s.ll, mine);
-    // What goes first is read while the counters are.
-    Pair first[LINES_MOVED];
-    if (warp < senders) line_fetch(next_at, next_share, warp, senders, room, first);
-    u64 word_out = !works && header < c.ranks ? a.parts[header].send_word : 0;
-    u64 word_in = !works && header < c.ranks ? a.parts[header].recv_word : 0;
-    bool good = line_begin(c, s, sends, to, from, word_out, word_in, mine);
+    begin_early(a, s.ll, takes, mine);
+    u64 word_out = peer < c.ranks ? a.parts[peer].send_word : 0, word_in = peer < c.ranks ? a.parts[peer].recv_word : 0;
+    bool good = line_begin(c, s, sends, takes, to, from, word_out, word_in);
     if (good && takes == 0 && most_out <= room) admit(c, ADMIT_HEARD);
-    const Part &self = a.parts[c.rank];
     const LinePart &own = s.in[c.rank];
     // The own part is copied by those who take, if they have to wait for nothing, or if it is much; else by those who send.
-    bool copies = self.recv != self.send, by_takers = rounds_in == 0 || own.bytes > LINE_OWN_MAX;
+    bool by_takers = senders == 0 || rounds_in == 0 || own.bytes > LINE_OWN_MAX;
     if (good && works && warp < senders) {
 #pragma unroll 1
         for (u32 round = 0; good && round * room < most_out; round++) {
@@ -225,8 +214,7 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
                     u32 p = (c.rank + step) % c.ranks;
                     if (!(sends >> p & 1)) continue;
                     u64 from_at = a.parts[p].send + s.out[p].start, share = s.out[p].bytes;
-                    if (g != warp || step != 1) line_fetch(from_at, share, g, senders, end, first);
-                    line_post(c, s, p, share, round, g, senders, end, first, AsItIs{});
+                    line_send<LINES_MOVED>(c, s, p, from_at, share, round, g, senders, end, AsItIs{});
                 }
         }
         if (good && copies && !by_takers) copy_own(self.recv + own.start, self.send + own.start, own.bytes, thread_index(), senders * 32);
@@ -277,10 +265,10 @@ DEVICE void line_reduce(const ReduceArgs &a, LineShared &s) {
     u32 warp = thread_index() / 32, warps = ll_workers() / 32, senders = line_senders();
     bool works = warp < warps;
     u32 header = thread_index() - ll_workers(), mine = rounds * ((a.send_mask >> header % 32 & 1) + (a.recv_mask >> header % 32 & 1));
-    begin_early(a, s.ll, mine);
+    begin_early(a, s.ll, a.recv_mask, mine);
     Weigh w = weigh<T>(a);
     Weighed<T, OP> weighed = {w};
-    bool good = line_begin(c, s, a.send_mask, a.send_mask, a.recv_mask, a.word, a.word, mine);
+    bool good = line_begin(c, s, a.send_mask, a.recv_mask, a.send_mask, a.recv_mask, a.word, a.word);
     if (good && a.recv_mask == 0 && rounds <= 1) admit(c, ADMIT_HEARD);
     if (good && works && warp < senders) {
 #pragma unroll 1
@@ -294,10 +282,7 @@ DEVICE void line_reduce(const ReduceArgs &a, LineShared &s) {
 #pragma unroll 1
                 for (u32 step = 1; step < c.ranks; step++) {
                     u32 p = (c.rank + step) % c.ranks;
-                    if (!(a.send_mask >> p & 1)) continue;
-                    Pair v[LINES_REDUCED];
-                    line_fetch(a.in + p * a.stride + start, share, g, senders, end, v);
-                    line_post(c, s, p, share, round, g, senders, end, v, weighed);
+                    if (a.send_mask >> p & 1) line_send<LINES_REDUCED>(c, s, p, a.in + p * a.stride + start, share, round, g, senders, end, weighed);
                 }
                 // All threads of the warp have read these groups: an operation in place may overwrite them.
                 warp_barrier();

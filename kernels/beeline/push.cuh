@@ -15,9 +15,6 @@ constexpr u32 GROUPS = BEELINE_GROUPS;
 #ifndef BEELINE_SENDERS
 #define BEELINE_SENDERS 128
 #endif
-#ifndef BEELINE_SENDERS_ALONE
-#define BEELINE_SENDERS_ALONE 512
-#endif
 #ifndef BEELINE_UNROLL
 #define BEELINE_UNROLL 4
 #endif
@@ -170,14 +167,9 @@ DEVICE void push_move(const MoveArgs &a, PushShared &s) {
     const Part &self = a.parts[c.rank];
     u64 own_start, own_share = self.recv != self.send ? push_share(self.recv_bytes, &own_start) : 0;
     u32 own_rounds = chunks_of(own_share, c.chunk);
-    after_earlier();
     push_begin(c, s, to, from, word_to(a), word_from(a));
-    if (c.admits && thread_index() == 0) admit_next();
     AsItIs change;
-    u32 senders = sender_threads();
-    if (to != 0 && from == 0 && BEELINE_SENDERS_ALONE < block_threads()) senders = BEELINE_SENDERS_ALONE;
-    if (to == 0) senders = 0;
-    u32 takers = block_threads() - senders;
+    u32 senders = sender_threads(), takers = block_threads() - senders;
     u32 t = thread_index() < senders ? thread_index() : thread_index() - senders;
     if (thread_index() < senders) {
         u32 threads = senders / GROUPS, group = t / threads;

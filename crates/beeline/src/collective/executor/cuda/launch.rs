@@ -298,18 +298,26 @@ impl Cuda {
     }
 
     /// When a kernel whose largest part has `most` bytes lets blocks of the next one start, whoever's that is.
-    const fn admits(&self, shape: Shape, most: u64, mutual: bool) -> u32 {
+    fn admits(&self, shape: Shape, most: u64, mutual: bool) -> u32 {
         let rounds = match shape.way {
             Way::Lines => line_messages(self.ranks, most),
             Way::Packets | Way::Push => 1,
         };
-        match shape.early {
-            false => ADMIT_NEVER,
-            true if self.comm.atomics != 0 && (mutual || self.ranks <= 2) => ADMIT_THERE,
-            // Who goes on to a second round waits for ranks that this one may not hear from.
-            true if rounds > 1 => ADMIT_NEVER,
-            true => ADMIT_HEARD,
-        }
+        let all = mutual || self.ranks <= 2;
+        admits(shape.early.then_some(shape.way), self.comm.atomics != 0, all, rounds)
+    }
+}
+
+/// When a kernel that travels by `way` lets the next one start (`None`: it must not, nor start early). `all`: it exchanges
+/// something with every rank that its peers exchange something with. `rounds`: messages of its largest part.
+const fn admits(way: Option<Way>, atomics: bool, all: bool, rounds: u64) -> u32 {
+    match way {
+        // Kernels of chunks fill multiprocessors, and have no words by which their blocks meet.
+        None | Some(Way::Push) => ADMIT_NEVER,
+        Some(_) if atomics && all => ADMIT_THERE,
+        // Who goes on to a second round waits for ranks that this one may not hear from.
+        Some(_) if rounds > 1 => ADMIT_NEVER,
+        Some(_) => ADMIT_HEARD,
     }
 }
 
@@ -428,6 +436,25 @@ mod tests {
     use crate::config::SimConfig;
     use crate::core::addr::DevicePtr;
     use crate::gpu::Gpu;
+
+    #[test]
+    fn who_lets_the_next_kernel_start() {
+        let (packets, lines, push) = (Some(Way::Packets), Some(Way::Lines), Some(Way::Push));
+        for (way, atomics, all, rounds, expected) in [
+            (None, true, true, 1, ADMIT_NEVER),
+            (push, true, true, 1, ADMIT_NEVER),
+            (push, false, false, 1, ADMIT_NEVER),
+            (packets, true, true, 1, ADMIT_THERE),
+            (lines, true, true, 3, ADMIT_THERE),
+            (packets, true, false, 1, ADMIT_HEARD),
+            (packets, false, true, 1, ADMIT_HEARD),
+            (lines, true, false, 1, ADMIT_HEARD),
+            (lines, true, false, 2, ADMIT_NEVER),
+            (lines, false, true, 2, ADMIT_NEVER),
+        ] {
+            assert_eq!(admits(way, atomics, all, rounds), expected, "{way:?} {all} {rounds}");
+        }
+    }
 
     #[test]
     fn places_have_the_bytes_of_the_call() {
