@@ -30,16 +30,18 @@ DEVICE u64 ll_counters(const Comm &c, u32 peer) {
 // compares headers while the others move data.
 DEVICE u32 ll_workers() { return block_threads() - 32; }
 
-// What this thread of the last warp does for its peer before the kernels before this one have ended: tells it that this
-// block has its room, by the messages that the two exchange now, `mine` (both ranks count every message between them, so that
-// each knows what the other's word will say), and waits until the peer has said the same, if something is taken from it. True:
-// all have; false: it is too late.
-DEVICE bool ll_meet(const Comm &c, LlShared &s, u32 takes, u32 mine) {
-    u32 p = thread_index() - ll_workers(), called = 0;
-    if (p < c.ranks && mine && c.atomics) {
-        announce(c.windows[p] + ll_counters(c, c.rank) + 12, mine);
-        called = add_early(c.windows[c.rank] + AT_LL_CALLED + ((u64)block_index() * RANKS_MAX + p) * 4, mine) + mine;
-    }
+// Before the kernels before this one have ended: a thread of the last warp tells its peer that this block has its room, by the
+// messages that the two exchange now, `mine`. Both ranks count every message between them, so that each knows what the other's
+// word will say: this much.
+DEVICE u32 ll_announce(const Comm &c, u32 mine) {
+    u32 p = thread_index() - ll_workers();
+    if (p >= c.ranks || mine == 0 || !c.atomics) return 0;
+    announce(c.windows[p] + ll_counters(c, c.rank) + 12, mine);
+    return add_early(c.windows[c.rank] + AT_LL_CALLED + ((u64)block_index() * RANKS_MAX + p) * 4, mine) + mine;
+}
+// The last warp waits until all peers that something is taken from have said so too; false: it is too late.
+DEVICE bool ll_meet(const Comm &c, LlShared &s, u32 takes, u32 called) {
+    u32 p = thread_index() - ll_workers();
     if (c.admits != ADMIT_THERE || takes == 0) return false;
     bool asks = p < c.ranks && takes >> p & 1, last = false;
 #pragma unroll 1
@@ -66,8 +68,10 @@ DEVICE void begin_early(const Args &a, LlShared &s, u32 takes, u32 mine) {
         set(s.warm, all);
     }
     if (thread_index() == 0) s.refused = s.bad = s.over = 0;
+    // Before anything is sent: who has taken that finds the word.
+    u32 called = thread_index() >= ll_workers() ? ll_announce(a.comm, mine) : 0;
     barrier(0, block_threads());
-    bool there = thread_index() >= ll_workers() && ll_meet(a.comm, s, takes, mine);
+    bool there = thread_index() >= ll_workers() && ll_meet(a.comm, s, takes, called);
     after_earlier();
     if (there && thread_index() == ll_workers()) admit_next();
 }
@@ -101,7 +105,7 @@ DEVICE bool ll_begin(const Comm &c, LlShared &s, u32 sends, u32 takes, u32 heade
         }
     }
     barrier(LL_READY, ll_workers());
-    if (takes == 0 && s.refused == 0) admit(c, ADMIT_THERE);
+    if (thread_index() == 0 && takes == 0 && s.refused == 0) admit(c, ADMIT_THERE);
     return s.refused == 0;
 }
 

@@ -177,6 +177,8 @@ static void reduces(const char *name, u32 n, Way way, Kind kind, u64 count, u32 
 static void moves(u32 n, Way way, u64 bytes, u32 shift, bool ring, bool slow = false) {
     World world(n);
     auto size = [&](u32 from, u32 to) -> u64 { if (slow) return to < 2 && from <= to && from < 2 ? bytes : 0; return ring ? ((from + 1) % n == to ? bytes + from : 0) : bytes + from * 3 + to; };
+    std::atomic<u32> all_blocks{0};
+    u32 admissions = host_admissions;
     everywhere(n, [&](u32 rank) {
         u32 blocks = 0;
         for (int call = 0; call < 6; call++) {
@@ -194,6 +196,7 @@ static void moves(u32 n, Way way, u64 bytes, u32 shift, bool ring, bool slow = f
             }
             run(way, a, most);
             world.check_counted(way, rank, blocks += blocks_of(way, most));
+            all_blocks += blocks_of(way, most);
             CHECK(world.reports[rank]->code == 0, "move rank %u call %d: code %u phase %u", rank, call, world.reports[rank]->code, world.reports[rank]->phase);
             if (world.reports[rank]->code) return;
             for (u32 p = 0; p < n; p++) {
@@ -207,9 +210,11 @@ static void moves(u32 n, Way way, u64 bytes, u32 shift, bool ring, bool slow = f
             }
         }
     });
+    admissions = host_admissions - admissions;
+    CHECK(admissions == (way == PUSH ? 0 : all_blocks.load()), "move n %u way %d bytes %llu ring %d: %u of %u blocks let the next kernel start", n, way, bytes, ring, admissions, all_blocks.load());
 }
 
-// Every block lets the next kernel start: at once, or as soon as it has heard from its peers.
+// Every block lets the next kernel start as soon as it may.
 static void admissions(Way way, u32 when, bool one_way) {
     World world(2);
     std::vector<float> x(4096), y(4096);
@@ -227,7 +232,7 @@ static void admissions(Way way, u32 when, bool one_way) {
     CHECK(when != ADMIT_THERE || one_way || way == PUSH || times == blocks, "way %d: %u blocks of %u let the next kernel start", way, times, blocks);
 }
 
-static void troubles(Way way, int kind) { // 0 another call, 1 never comes, 2 abort, 3 another rank failed
+static void troubles(Way way, int kind, u32 when) { // 0 another call, 1 never comes, 2 abort, 3 another rank failed
     World world(2);
     std::vector<float> x(4096), y(4096);
     everywhere(2, [&](u32 rank) {
@@ -248,7 +253,7 @@ static void troubles(Way way, int kind) { // 0 another call, 1 never comes, 2 ab
         // A block that gives up is done, too.
         a.comm.counted = 1;
         // And one that waits for a rank that never comes lets no other start.
-        a.comm.admits = kind % 2 ? ADMIT_HEARD : ADMIT_THERE;
+        a.comm.admits = when;
         u32 before = host_admissions;
         run<F32, SUM>(way, a);
         CHECK(kind == 0 || host_admissions == before, "trouble %d way %d: the next kernel was let start", kind, way);
@@ -289,7 +294,8 @@ int main() {
             reduces<I32, SUM>("i32 sum", n, way, ALL_REDUCE, 501, 1, true, Weigh{});
         }
     for (Way way : WAYS)
-        for (int kind : {0, 1, 2, 3}) troubles(way, kind);
+        for (int kind : {0, 1, 2, 3})
+            for (u32 when : {ADMIT_HEARD, ADMIT_THERE}) troubles(way, kind, when);
     for (Way way : WAYS)
         for (u32 when : {ADMIT_NEVER, ADMIT_HEARD, ADMIT_THERE})
             for (bool one_way : {false, true}) admissions(way, when, one_way);
@@ -300,7 +306,7 @@ int main() {
             moves(2, way, 9000, 0, false, true);
             reduces<F32, SUM>("wrapping", 2, way, ALL_REDUCE, 5000, 0, true, Weigh{});
             reduces<F32, SUM>("wrapping", 3, way, REDUCE, 2000, 0, false, Weigh{});
-            for (int kind : {0, 1}) troubles(way, kind);
+            for (int kind : {0, 1}) troubles(way, kind, ADMIT_THERE);
         }
     counters_at = 0;
     host_fault = 1; // packets torn for long
