@@ -81,7 +81,8 @@ struct Comm {
 //   sent before when it begins.
 // - HEARD: in each block, once something has come from every peer that it takes from, or it waits for nobody any more. Who
 //   has sent something has room for all that it sends (one message a peer), and waits for nobody before it has.
-enum { ADMIT_NEVER = 0, ADMIT_HEARD = 1, ADMIT_THERE = 2 };
+// - AT_ONCE: if it is one block of few threads, which finds room beside whatever kernels of ours start early, on every rank.
+enum { ADMIT_NEVER = 0, ADMIT_AT_ONCE = 1, ADMIT_HEARD = 2, ADMIT_THERE = 3 };
 
 // What a rank sends to one peer and receives from it; itself among them (a local copy).
 struct Part {

@@ -74,6 +74,7 @@ DEVICE void begin_early(const Args &a, LlShared &s, u32 takes, u32 mine) {
     bool there = thread_index() >= ll_workers() && ll_meet(a.comm, s, takes, called);
     after_earlier();
     if (there && thread_index() == ll_workers()) admit_next();
+    if (thread_index() == 0) admit(a.comm, ADMIT_AT_ONCE);
 }
 
 // Reads this block's counters, waits for a free slot at each peer that gets something from this block, and

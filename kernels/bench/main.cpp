@@ -101,7 +101,7 @@ static void launch(CUfunction f, CUstream s, u32 blocks, u32 threads, void *args
 template <class A>
 static void run(const Kernels &k, u32 r, A &a, u64 most, Way way) {
     CK(cuCtxSetCurrent(g[r].ctx));
-    a.comm.admits = !early || way == PUSH || most > EARLY_MAX ? ADMIT_NEVER : ADMIT_THERE;
+    a.comm.admits = !early || way == PUSH || most > EARLY_MAX ? ADMIT_NEVER : way == LL && most <= 512 ? ADMIT_AT_ONCE : ADMIT_THERE;
     if (way == PUSH) {
         launch(k.function[PUSH][r], g[r].stream, (u32)std::min<u64>(PUSH_BLOCKS, std::max<u64>(1, (most + 15) / 16)), push_threads, &a, false);
     } else if (way == LINE) {

@@ -297,7 +297,7 @@ int main() {
         for (int kind : {0, 1, 2, 3})
             for (u32 when : {ADMIT_HEARD, ADMIT_THERE}) troubles(way, kind, when);
     for (Way way : WAYS)
-        for (u32 when : {ADMIT_NEVER, ADMIT_HEARD, ADMIT_THERE})
+        for (u32 when : {ADMIT_NEVER, ADMIT_AT_ONCE, ADMIT_HEARD, ADMIT_THERE})
             for (bool one_way : {false, true}) admissions(way, when, one_way);
     for (u32 start : {0xfffffffdu, 0xffffffffu}) // counters wrap on the way
         for (Way way : WAYS) {

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use beeline_sys::cuda::collective::{
-    ADMIT_HEARD, ADMIT_NEVER, ADMIT_THERE, Element, KernelSet, LINE_THREADS, LINE_THREADS_FEW,
-    LL_SPAN_MAX, LL_SPAN_MIN, LL_THREADS_MAX, LL_THREADS_MORE, MoveArgs, Operator, PUSH_BLOCKS,
-    PUSH_THREADS, Part, ReduceArgs, Shape, Way, chunk_bytes, line_blocks, line_bytes_max,
-    line_messages, ll_blocks, ll_span,
+    ADMIT_AT_ONCE, ADMIT_HEARD, ADMIT_NEVER, ADMIT_THERE, Element, KernelSet, LINE_THREADS,
+    LINE_THREADS_FEW, LL_SPAN_MAX, LL_SPAN_MIN, LL_THREADS_MAX, LL_THREADS_MORE, MoveArgs,
+    Operator, PUSH_BLOCKS, PUSH_THREADS, Part, ReduceArgs, Shape, Way, chunk_bytes, line_blocks,
+    line_bytes_max, line_messages, ll_blocks, ll_span,
 };
 use beeline_sys::cuda::{DeviceMem, Stream as Handle};
 
@@ -27,6 +27,9 @@ const LINES_FEW_ONE_WAY_MAX: u64 = 8 << 20;
 /// A launch of parts up to this many bytes may start while the kernel before it still runs: it saves a microsecond. Larger
 /// ones do not miss it, and the room that waiting blocks take may be somebody else's.
 const EARLY_MAX: u64 = 8 << 20;
+/// A launch of parts up to this many bytes is one block of 96 threads, which finds room beside any block of our other kernels that
+/// start early (544 threads of at most 96 registers).
+const TINY_MAX: u64 = 512;
 /// Up to this many bytes an all-reduce of more than two ranks gives every rank every input; above, each
 /// reduces one part.
 const ONE_SHOT_MAX: u64 = 32 << 10;
@@ -304,17 +307,20 @@ impl Cuda {
             Way::Packets | Way::Push => 1,
         };
         let all = mutual || self.ranks <= 2;
-        admits(shape.early.then_some(shape.way), self.comm.atomics != 0, all, rounds)
+        let way = shape.early.then_some(shape.way);
+        admits(way, most <= TINY_MAX, self.comm.atomics != 0 && all, rounds)
     }
 }
 
-/// When a kernel that travels by `way` lets the next one start (`None`: it must not, nor start early). `all`: it exchanges
-/// something with every rank that its peers exchange something with. `rounds`: messages of its largest part.
-const fn admits(way: Option<Way>, atomics: bool, all: bool, rounds: u64) -> u32 {
+/// When a kernel that travels by `way` lets the next one start (`None`: it must not). `tiny`: as [`TINY_MAX`] says. `meets`: its
+/// blocks tell each other of their room, and it exchanges something with every rank that its peers exchange something
+/// with. `rounds`: messages of its largest part.
+const fn admits(way: Option<Way>, tiny: bool, meets: bool, rounds: u64) -> u32 {
     match way {
         // Kernels of chunks fill multiprocessors, and have no words by which their blocks meet.
         None | Some(Way::Push) => ADMIT_NEVER,
-        Some(_) if atomics && all => ADMIT_THERE,
+        Some(Way::Packets) if tiny => ADMIT_AT_ONCE,
+        Some(_) if meets => ADMIT_THERE,
         // Who goes on to a second round waits for ranks that this one may not hear from.
         Some(_) if rounds > 1 => ADMIT_NEVER,
         Some(_) => ADMIT_HEARD,
@@ -440,19 +446,20 @@ mod tests {
     #[test]
     fn who_lets_the_next_kernel_start() {
         let (packets, lines, push) = (Some(Way::Packets), Some(Way::Lines), Some(Way::Push));
-        for (way, atomics, all, rounds, expected) in [
+        for (way, tiny, meets, rounds, expected) in [
             (None, true, true, 1, ADMIT_NEVER),
             (push, true, true, 1, ADMIT_NEVER),
             (push, false, false, 1, ADMIT_NEVER),
-            (packets, true, true, 1, ADMIT_THERE),
-            (lines, true, true, 3, ADMIT_THERE),
-            (packets, true, false, 1, ADMIT_HEARD),
-            (packets, false, true, 1, ADMIT_HEARD),
-            (lines, true, false, 1, ADMIT_HEARD),
-            (lines, true, false, 2, ADMIT_NEVER),
-            (lines, false, true, 2, ADMIT_NEVER),
+            (packets, true, true, 1, ADMIT_AT_ONCE),
+            (packets, true, false, 1, ADMIT_AT_ONCE),
+            (packets, false, true, 1, ADMIT_THERE),
+            (packets, false, false, 1, ADMIT_HEARD),
+            (lines, true, true, 1, ADMIT_THERE),
+            (lines, false, true, 3, ADMIT_THERE),
+            (lines, false, false, 1, ADMIT_HEARD),
+            (lines, false, false, 2, ADMIT_NEVER),
         ] {
-            assert_eq!(admits(way, atomics, all, rounds), expected, "{way:?} {all} {rounds}");
+            assert_eq!(admits(way, tiny, meets, rounds), expected, "{way:?} {meets} {rounds}");
         }
     }
 
