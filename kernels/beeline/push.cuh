@@ -3,6 +3,7 @@
 // and block bounds what is under way. Block b deals with block b of every peer only.
 #pragma once
 #include "access.cuh"
+#include "direct.cuh"
 #include "types.cuh"
 #include "wait.cuh"
 
@@ -26,13 +27,15 @@ struct PushShared {
     // barrier: they leave together.
     u32 senders_bad[GROUPS], takers_bad;
     u32 chunks_sent[GROUPS]; // of this call: one more than the last chunk of each group
+    DirectShared direct;
 };
 
 #ifndef BEELINE_CHUNK_MIN
 #define BEELINE_CHUNK_MIN 65536
 #endif
 constexpr u32 CHUNK_MIN = BEELINE_CHUNK_MIN;
-constexpr u32 TAKERS = 1, SENDERS = 2; // ids of barriers; each group of senders has one of its own
+constexpr u32 TAKERS = 1, SENDERS = 2; // ids of barriers; each group of senders has one of its own, and all of them together
+constexpr u32 ALL_SENDERS = SENDERS + GROUPS;
 
 DEVICE u64 push_counters(u32 peer) { return AT_PUSH_COUNTERS + ((u64)block_index() * RANKS_MAX + peer) * 16; }
 DEVICE u64 push_flag(const Comm &c, u32 source, u32 dest, u32 number) {
@@ -56,6 +59,7 @@ DEVICE void push_begin(const Comm &c, PushShared &s, u32 headers_to, u32 headers
     u32 p = thread_index(), first = block_index() == 0;
     if (p == 0) s.takers_bad = 0;
     if (p < GROUPS) s.senders_bad[p] = s.chunks_sent[p] = 0;
+    if (p == 0) s.direct.straight = s.direct.came = 0;
     if (p < c.ranks && p != c.rank) {
         u64 own = c.windows[c.rank];
         Quad calls = load_packet(own + AT_CALLS + p * 16), q = load_packet(own + push_counters(p));
@@ -149,7 +153,71 @@ DEVICE void push_end(const Comm &c, PushShared &s, u32 peer, u32 sent, u32 recei
     if (header && block_index() == 0) check_header(c, peer, s.headers[peer]);
 }
 
-DEVICE void push_move(const MoveArgs &a, PushShared &s) {
+// Parts that may go straight: those of peers of which this rank has something mapped, except what the slots have room for,
+// which is sent before the receiver has come.
+DEVICE u32 direct_candidates(const PushMoveArgs &args) {
+    const Comm &c = args.move.comm;
+    u32 candidates = 0;
+#pragma unroll 1
+    for (u32 p = 0; args.mapped && p < c.ranks; p++) {
+        u64 bytes = args.move.parts[p].send_bytes, start;
+        bool large = chunks_of(push_span(bytes), chunk_of(c, bytes)) > PUSH_SLOTS && push_share(bytes, &start) != 0;
+        candidates |= (u32)(large && p != c.rank) << p & args.mapped;
+    }
+    return candidates;
+}
+
+// All senders of the block meet; false: one of their groups gave up.
+DEVICE bool senders_meet(PushShared &s, u32 threads) {
+    barrier(ALL_SENDERS, threads);
+    bool bad = false;
+#pragma unroll
+    for (u32 g = 0; g < GROUPS; g++) bad |= read(s.senders_bad[g]) != 0;
+    barrier(ALL_SENDERS, threads);
+    return !bad;
+}
+
+// Sends to those of `candidates` that offer memory, by all senders of the block together; they are noted as straight.
+DEVICE bool direct_send(const PushMoveArgs &args, PushShared &s, u32 candidates, u32 t, u32 threads) {
+    const MoveArgs &a = args.move;
+    const Comm &c = a.comm;
+#pragma unroll 1
+    for (u32 step = 1; step < c.ranks; step++) {
+        u32 p = (c.rank + step) % c.ranks, number = s.counters[p].sent;
+        if (!(candidates >> p & 1)) continue;
+        u64 start, share = push_share(a.parts[p].send_bytes, &start), place;
+        if (t == 0) {
+            if (direct_await(args, p, number, s.headers[p], &place))
+                *(volatile u64 *)&s.direct.place = place;
+            else
+                set(s.senders_bad[0], 1);
+        }
+        barrier(ALL_SENDERS, threads);
+        if (read(s.senders_bad[0])) return false;
+        place = *(volatile u64 *)&s.direct.place;
+        if (place) direct_copy(place + start, a.parts[p].send + start, share, t, threads);
+        barrier(ALL_SENDERS, threads);
+        if (t == 0 && place) {
+            store_word(direct_way(c, c.rank, p, number), 1);
+            release_flag(push_flag(c, c.rank, p, number), number + 1);
+            set(s.direct.straight, s.direct.straight | 1u << p);
+            if (block_index() == 0) store_word(args.straight, peek(args.straight) + 1);
+        }
+    }
+    barrier(ALL_SENDERS, threads);
+    return true;
+}
+
+// After the first chunk of `peer` is there: whether it stands for the whole share, which came straight. One thread.
+DEVICE void direct_took(const Comm &c, PushShared &s, u32 peer) {
+    u64 way = direct_way(c, peer, c.rank, s.counters[peer].received);
+    if (peek(way) == 0) return;
+    store_word(way, 0);
+    set(s.direct.came, s.direct.came | 1u << peer);
+}
+
+DEVICE void push_move(const PushMoveArgs &args, PushShared &s) {
+    const MoveArgs &a = args.move;
     const Comm &c = a.comm;
     u32 to = 0, from = 0, rounds_out = 0, rounds_in = 0;
     u64 start;
@@ -168,6 +236,8 @@ DEVICE void push_move(const MoveArgs &a, PushShared &s) {
     u64 own_start, own_share = self.recv != self.send ? push_share(self.recv_bytes, &own_start) : 0;
     u32 own_rounds = chunks_of(own_share, c.chunk);
     push_begin(c, s, to, from, word_to(a), word_from(a));
+    if (u32 p = thread_index(); p < c.ranks && from >> p & 1 && push_share(a.parts[p].recv_bytes, &start) != 0)
+        direct_invite(args, p, s.counters[p].received);
     AsItIs change;
     u32 senders = sender_threads(), takers = block_threads() - senders;
     u32 t = thread_index() < senders ? thread_index() : thread_index() - senders;
@@ -175,15 +245,28 @@ DEVICE void push_move(const MoveArgs &a, PushShared &s) {
         u32 threads = senders / GROUPS, group = t / threads;
         t %= threads;
         bool good = true;
+        u32 candidates = direct_candidates(args), straight = 0;
+        // What may have to wait until its receiver comes goes behind what need not, and then straight where it can.
 #pragma unroll 1
-        for (u32 i = group; good && i < rounds_out; i += GROUPS)
-#pragma unroll 1
-            for (u32 step = 1; good && step < c.ranks; step++) {
-                u32 p = (c.rank + step) % c.ranks, chunk = chunk_of(c, a.parts[p].send_bytes);
-                u64 share = push_share(a.parts[p].send_bytes, &start), offset = (u64)i * chunk;
-                if (offset < share)
-                    good = push_chunk(c, s, p, a.parts[p].send + start + offset, smaller(share - offset, chunk), i, group, t, threads, change);
+        for (u32 turn = candidates ? 0 : 1; good && turn < 2; turn++) {
+            if (turn == 1 && candidates) {
+                if (!direct_send(args, s, candidates, thread_index(), senders)) break;
+                straight = read(s.direct.straight);
             }
+            u32 end = turn == 0 && rounds_out > PUSH_SLOTS ? PUSH_SLOTS : rounds_out;
+#pragma unroll 1
+            for (u32 i = group; good && i < end; i += GROUPS)
+#pragma unroll 1
+                for (u32 step = 1; good && step < c.ranks; step++) {
+                    u32 p = (c.rank + step) % c.ranks, chunk = chunk_of(c, a.parts[p].send_bytes);
+                    u64 share = push_share(a.parts[p].send_bytes, &start), offset = (u64)i * chunk;
+                    bool ahead = candidates && !(candidates >> p & 1) && i < PUSH_SLOTS;
+                    if (offset < share && !(straight >> p & 1) && (turn == 0) == ahead)
+                        good = push_chunk(c, s, p, a.parts[p].send + start + offset, smaller(share - offset, chunk), i, group, t, threads, change);
+                }
+            // Who waits for this group to go straight with it must not wait for ever.
+            if (turn == 0) good = senders_meet(s, senders);
+        }
     } else {
         bool good = true;
         u32 rounds = own_rounds > rounds_in ? own_rounds : rounds_in;
@@ -199,14 +282,18 @@ DEVICE void push_move(const MoveArgs &a, PushShared &s) {
             for (u32 step = 1; good && step < c.ranks; step++) {
                 u32 p = (c.rank + c.ranks - step) % c.ranks, chunk = chunk_of(c, a.parts[p].recv_bytes);
                 u64 share = push_share(a.parts[p].recv_bytes, &start), offset = (u64)i * chunk;
-                if (offset >= share) continue;
+                if (offset >= share || (i > 0 && read(s.direct.came) >> p & 1)) continue;
                 if (t == 0) await_chunk(c, s, p, i);
+                if (t == 0 && i == 0) direct_took(c, s, p);
                 barrier(TAKERS, takers);
                 good = !read(s.takers_bad);
                 if (!good) break;
-                copy_chunk<false>(a.parts[p].recv + start + offset, push_slot(c, p, c.rank, s.counters[p].received + i),
-                                  smaller(share - offset, chunk), t, takers, AsItIs{});
+                bool came = read(s.direct.came) >> p & 1;
+                if (!came)
+                    copy_chunk<false>(a.parts[p].recv + start + offset, push_slot(c, p, c.rank, s.counters[p].received + i),
+                                      smaller(share - offset, chunk), t, takers, AsItIs{});
                 barrier(TAKERS, takers);
+                if (t == 0 && came) fence_system(); // the word that said so may be written again
                 if (t == 0) release_chunk(c, s, p, i);
             }
         }
@@ -215,8 +302,9 @@ DEVICE void push_move(const MoveArgs &a, PushShared &s) {
     u32 p = thread_index();
     if (anybody_bad(s) || p >= c.ranks || p == c.rank) return;
     const Part &part = a.parts[p];
-    push_end(c, s, p, chunks_of(push_share(part.send_bytes, &start), chunk_of(c, part.send_bytes)),
-             chunks_of(push_share(part.recv_bytes, &start), chunk_of(c, part.recv_bytes)), from >> p & 1);
+    u32 sent = chunks_of(push_share(part.send_bytes, &start), chunk_of(c, part.send_bytes));
+    u32 received = chunks_of(push_share(part.recv_bytes, &start), chunk_of(c, part.recv_bytes));
+    push_end(c, s, p, s.direct.straight >> p & 1 ? 1 : sent, s.direct.came >> p & 1 ? 1 : received, from >> p & 1);
 }
 
 // Reduces `bytes` at the same place of every rank's chunk, in the order of ranks.

@@ -1,6 +1,6 @@
 // One process a GPU, through the interface of NCCL: whichever libnccl.so.2 the loader finds. Compares with plain
 // loops and prints times of a loop and of a captured graph. `processes moves` has what is only moved, and large, alone;
-// `processes moves times` compares nothing.
+// `processes moves times` compares nothing. With REGISTER=1 both buffers are registered, with REGISTER=2 as windows.
 #include <cuda.h>
 #include <dlfcn.h>
 #include <link.h>
@@ -128,10 +128,26 @@ static int run(int r, int n, ncclUniqueId id) {
         printf("library %s, init %.3f s\n", info.dli_fname, init);
     }
     CK(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
-    CK(cuMemAlloc(&in, most));
-    CK(cuMemAlloc(&out, 2 * most));
+    // Windows of NCCL are of memory of its own.
+    const char *how = getenv("REGISTER");
+    if (how && how[0] == '2') {
+        CK(ncclMemAlloc((void **)&in, most));
+        CK(ncclMemAlloc((void **)&out, 2 * most));
+    } else {
+        CK(cuMemAlloc(&in, most));
+        CK(cuMemAlloc(&out, 2 * most));
+    }
     auto F = (float *)in;
     auto G = (float *)out;
+    if (how) {
+        for (CUdeviceptr at : {in, out}) {
+            size_t bytes = at == in ? most : 2 * most;
+            void *handle;
+            ncclWindow_t window;
+            if (how[0] == '1') CK(ncclCommRegister(comm, (void *)at, bytes, &handle));
+            if (how[0] == '2') CK(ncclCommWindowRegister(comm, (void *)at, bytes, &window, NCCL_WIN_COLL_SYMMETRIC));
+        }
+    }
     if (moves_only) {
         moves(r);
         ncclResult_t state;

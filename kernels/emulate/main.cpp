@@ -52,6 +52,7 @@ struct World {
         };
         fill(AT_CALLS, AT_CALLS + RANKS_MAX * 16);
         fill(AT_HEADERS, AT_PUSH_FLAGS + (u64)PUSH_BLOCKS * RANKS_MAX * PUSH_SLOTS * 4);
+        fill(AT_OFFERS, AT_OFFERS + (u64)PUSH_BLOCKS * RANKS_MAX * 32);
     }
     ~World() {
         for (u32 r = 0; r < n; r++) free(windows[r]), free(reports[r]), free(aborts[r]);
@@ -96,7 +97,9 @@ static u32 blocks_of(Way way, u64 bytes) {
     return way == PUSH ? BLOCKS : (u32)((bytes + span - 1) / span);
 }
 static void run(Way way, const MoveArgs &a, u64 most) {
-    if (way == PUSH) launch<PushShared>(blocks_of(way, most), [&](PushShared &s) { push_move(a, s); });
+    PushMoveArgs unregistered = {};
+    unregistered.move = a;
+    if (way == PUSH) launch<PushShared>(blocks_of(way, most), [&](PushShared &s) { push_move(unregistered, s); });
     if (way == LINES) launch<LineShared>(blocks_of(way, most), [&](LineShared &s) { line_move(a, s); });
     if (way == PACKETS) launch<LlShared>(blocks_of(way, most), [&](LlShared &s) { ll_move(a, s); });
 }
@@ -202,6 +205,8 @@ static void moves(u32 n, Way way, u64 bytes, u32 shift, bool ring, bool slow = f
     });
 }
 
+#include "direct.h"
+
 // Every block lets the next kernel start: at once, or as soon as it has heard from its peers.
 static void admissions(Way way, u32 when, bool one_way) {
     World world(2);
@@ -285,6 +290,13 @@ int main() {
     for (Way way : WAYS)
         for (u32 when : {ADMIT_NEVER, ADMIT_AT_ONCE, ADMIT_HEARD})
             for (bool one_way : {false, true}) admissions(way, when, one_way);
+    for (u32 start : {0u, 0xfffffffdu, 0xffffffffu}) {
+        counters_at = start;
+        for (u64 bytes : {5000ull, 70001ull})
+            for (u32 n : {2u, 3u}) straight(n, bytes, bytes % 3);
+        straight(8, 40000, 0);
+        straight_troubles();
+    }
     for (u32 start : {0xfffffffdu, 0xffffffffu}) // counters wrap on the way
         for (Way way : WAYS) {
             counters_at = start;

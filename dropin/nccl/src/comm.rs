@@ -1,6 +1,6 @@
 //! Communicators: made, divided, asked, ended.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::c_char;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,6 +39,8 @@ pub(crate) struct Comm {
     streams: Mutex<Vec<Known>>,
     pub(crate) ops: Mutex<Vec<Option<(DataType, Factor)>>>,
     pub(crate) registered: Mutex<HashMap<u64, u64>>,
+    /// Memory of `ncclMemAlloc` that was registered by itself.
+    pub(crate) own: Mutex<HashSet<u64>>,
 }
 
 /// A stream by the driver's handle, and by the thread where the handle names a stream of each thread.
@@ -77,8 +79,7 @@ impl Handle {
 
 impl Comm {
     fn new(gpu: Gpu, device: u32) -> &'static Self {
-        memory::used(&gpu);
-        Box::leak(Box::new(Self {
+        let comm: &'static Self = Box::leak(Box::new(Self {
             magic: AtomicU64::new(ALIVE),
             gpu,
             device,
@@ -86,7 +87,15 @@ impl Comm {
             streams: Mutex::default(),
             ops: Mutex::default(),
             registered: Mutex::default(),
-        }))
+            own: Mutex::default(),
+        }));
+        memory::note(comm);
+        comm
+    }
+
+    /// Whether it was neither destroyed nor aborted.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.magic.load(Ordering::Acquire) == ALIVE
     }
 
     /// The rank, once it is one.

@@ -11,6 +11,7 @@ use beeline_sys::cuda::collective::{
 };
 use beeline_sys::cuda::{DeviceAttribute, DeviceMem, HostRegistration, Stream as Handle};
 
+use super::registered::Registered;
 use super::verify::{self, Probe};
 use super::{Cuda, LEFT_MAX, Peer, REPORT_OFFSET, device_of, direct, process_is_gone, retire};
 use crate::collective::control::ABORT_OFFSET;
@@ -200,6 +201,7 @@ impl Own {
             kernels: Vec::new(),
             lanes: direct::Lanes::new(),
             copied: 0,
+            registered: Registered::new(setup.ranks),
         })
     }
 

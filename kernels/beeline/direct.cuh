@@ -1,0 +1,90 @@
+// Straight into the receiver's memory: a receiver whose buffer is registered offers it to the sender, block by block, and a
+// sender that has mapped that registration stores its share there, and says so by the flag of the share's first chunk. All
+// other parts go through slots. The sender alone decides, so the two cannot disagree.
+#pragma once
+#include "access.cuh"
+#include "wait.cuh"
+
+// What an offer says, in 64 bits: 1 + the entry of the receiver's table (0: none), the generation of the entry, and where in
+// it the receiver wants the part, in units of 16 bytes.
+constexpr u32 OFFER_ENTRY = 57, OFFER_GENERATION = 36;
+// What the sender's table has of an entry behind its address: the generation, and below it the length in bytes.
+constexpr u32 ENTRY_GENERATION = 43;
+constexpr u32 GENERATION_BITS = OFFER_ENTRY - OFFER_GENERATION;
+static_assert(ENTRY_GENERATION + GENERATION_BITS == 64 && DIRECT_ENTRIES < 1 << (64 - OFFER_ENTRY), "words of 64 bits");
+
+struct DirectShared {
+    u64 place;    // of the part that is sent next; 0: slots
+    u32 straight; // ranks to which the part of this block went straight
+    u32 came;     // and from which it came so
+};
+
+DEVICE u64 direct_offer(const Comm &c, u32 receiver, u32 source) {
+    return c.windows[source] + AT_OFFERS + ((u64)block_index() * RANKS_MAX + receiver) * 32;
+}
+// Says how chunk `number` came: 1: it stands for the block's whole share, which is in place already.
+DEVICE u64 direct_way(const Comm &c, u32 source, u32 dest, u32 number) {
+    u64 ways = ((u64)block_index() * RANKS_MAX + source) * PUSH_SLOTS;
+    return c.windows[dest] + AT_PUSH_WAYS + (ways + number % PUSH_SLOTS) * 4;
+}
+
+// Tells `source` where its part may go: everything that was queued before has ended, so the memory is free from here on.
+// `number`: of the part's first chunk. A sender that has nothing of ours mapped does not look.
+DEVICE void direct_invite(const PushMoveArgs &a, u32 source, u32 number) {
+    u64 offer = a.offers[source], bytes = a.move.parts[source].recv_bytes;
+    u64 at = direct_offer(a.move.comm, a.move.comm.rank, source);
+    // What earlier kernels wrote here comes before what the sender writes.
+    if (offer) fence_system();
+    store_packet(at, Quad{(u32)offer, number + 1, (u32)(offer >> 32), number + 1});
+    store_packet(at + 16, Quad{(u32)bytes, number + 1, (u32)(bytes >> 32), number + 1});
+}
+
+// The address of what `peer` offers, or 0: not mapped, another generation, another length, out of bounds. The table is in
+// host memory, whose owner takes the generation away before it changes an entry.
+DEVICE u64 direct_place(const PushMoveArgs &a, u32 peer, u64 offer, u64 bytes) {
+    u32 entry = (u32)(offer >> OFFER_ENTRY), generation = (u32)(offer >> OFFER_GENERATION) & ((1u << GENERATION_BITS) - 1);
+    if (entry == 0 || entry > DIRECT_ENTRIES || bytes != a.move.parts[peer].send_bytes) return 0;
+    u64 at = a.table + ((u64)peer * DIRECT_ENTRIES + entry - 1) * 16;
+    u64 word = load_flag_wide(at + 8), address = load_flag_wide(at), again = load_flag_wide(at + 8);
+    if (word == 0 || word != again || word >> ENTRY_GENERATION != generation) return 0;
+    u64 length = word & ((1ull << ENTRY_GENERATION) - 1), offset = (offer & ((1ull << OFFER_GENERATION) - 1)) * 16;
+    return offset <= length && bytes <= length - offset ? address + offset : 0;
+}
+
+// Waits for the offer of `peer` for the part whose first chunk is `number`; one thread. False: give up.
+OUTLINE bool direct_await(const PushMoveArgs &a, u32 peer, u32 number, const Expected &e, u64 *place) {
+    const Comm &c = a.move.comm;
+    u64 at = direct_offer(c, peer, c.rank), started = 0;
+    for (;;) {
+        for (u32 spin = 0; spin < SPINS; spin++) {
+            Quad v = load_packet(at), w = load_packet(at + 16);
+            if (v.y == number + 1 && v.w == number + 1 && w.y == number + 1 && w.w == number + 1) {
+                fence_system();
+                *place = direct_place(a, peer, low(Quad{v.x, v.z, 0, 0}), low(Quad{w.x, w.z, 0, 0}));
+                return true;
+            }
+            relax();
+        }
+        started = look_up(c, peer, PHASE_CREDIT, e, started);
+        if (UNLIKELY(started == 0)) return false;
+    }
+}
+
+// The caller's memory to memory of another device, of which `to` is aligned to 16 bytes; nothing beyond the end is written.
+DEVICE void direct_copy(u64 to, u64 from, u64 bytes, u32 t, u32 threads) {
+    u64 whole = bytes / 16, i = t;
+    if (from % 16 == 0) {
+        constexpr int AT_ONCE = 4;
+#pragma unroll 1
+        for (; i + (AT_ONCE - 1) * (u64)threads < whole; i += AT_ONCE * (u64)threads) {
+            Quad v[AT_ONCE];
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) v[k] = load<Quad>(from + (i + k * threads) * 16);
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) store_shared16(to + (i + k * threads) * 16, v[k]);
+        }
+    }
+#pragma unroll 1
+    for (; i < whole; i += threads) store_shared16(to + i * 16, load16(from + i * 16, 16));
+    for (i = whole * 16 + t; i < bytes; i += threads) store<u8>(to + i, load<u8>(from + i));
+}
