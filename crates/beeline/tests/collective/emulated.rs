@@ -50,10 +50,15 @@ fn trouble_is_found_by_the_kernels() {
 
 #[test]
 fn processes_reach_each_others_windows() {
-    again(&["processes::"]);
+    again(&["processes::a_", "processes::processes_are"]);
 }
 
 #[test]
 fn large_moves_are_copies() {
     again(&["copies::"]);
+}
+
+#[test]
+fn threads_and_processes_write_registered_memory() {
+    again(&["straight::", "processes_write_registered"]);
 }

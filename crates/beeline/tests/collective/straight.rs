@@ -1,0 +1,99 @@
+//! Registered memory: senders that are threads, or processes, store large parts straight into it. On simulated devices the same
+//! bytes go through host memory.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use beeline::collective::{Call, Collective, Communicator, DataType, Place, group};
+use beeline::gpu::{Buffer, Gpu, Stream};
+
+use crate::support::*;
+
+/// What a rank does with its memory before the next exchange of both ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Nothing,
+    Register,
+    /// Less than what is received.
+    RegisterShort,
+    Deregister,
+    /// Not deregistered, but gone; the next allocation may have its address.
+    Free,
+}
+
+/// Steps, where in the memory is received, and whether the other rank's part comes straight then.
+const SCRIPT: [(Step, u64, bool); 8] = [
+    (Step::Nothing, 0, false),
+    (Step::Register, 0, true),
+    (Step::Nothing, 1024, true),
+    (Step::Nothing, 8, false),
+    (Step::Deregister, 0, false),
+    (Step::RegisterShort, 0, false),
+    (Step::Register, 16, true),
+    (Step::Free, 0, false),
+];
+
+/// Windows of so many ranks have little room, so that a part need not be large to go straight.
+pub(crate) const RANKS: u32 = 6;
+
+/// What a rank does, of which the first two have something for each other.
+pub(crate) fn rank(comm: &Communicator) {
+    let simulated = comm.gpu().as_sim().is_some();
+    // More than the slots of a window have room for.
+    let bytes: u64 = if simulated { 50_000 } else { (4 << 20) + 1003 };
+    let stream = Arc::new(comm.gpu().stream().unwrap());
+    let alloc = |gpu: &Gpu| gpu.alloc(bytes + 1024).unwrap();
+    let (input, mut output) = (alloc(comm.gpu()), alloc(comm.gpu()));
+    for (turn, (step, at, straight)) in (0..).zip(SCRIPT) {
+        match step {
+            Step::Nothing => {}
+            Step::Register => comm.register(output.ptr(), output.len()),
+            Step::RegisterShort => comm.register(output.ptr(), bytes - 1),
+            Step::Deregister => comm.deregister(output.ptr()),
+            Step::Free => {
+                drop(output);
+                output = alloc(comm.gpu());
+            }
+        }
+        // Both are through with it.
+        comm.barrier(&stream).unwrap();
+        if comm.rank() > 1 {
+            continue;
+        }
+        let seed = |rank: u32| u64::from(rank) * 100 + turn;
+        put(&input, 0, &noise(bytes as usize, seed(comm.rank())), &stream);
+        let before = comm.straight();
+        exchange(comm, &stream, (&input, &output), at, bytes);
+        let found = get(&output, at, bytes, &stream);
+        assert!(comm.async_error().is_none(), "{:?}", comm.async_error());
+        assert!(found == noise(bytes as usize, seed(1 - comm.rank())), "{step:?} at {at}");
+        let went = comm.straight() - before;
+        assert_eq!(went, u64::from(straight && !simulated), "{step:?} at {at}");
+    }
+    comm.close(Instant::now() + LONG).unwrap();
+}
+
+fn exchange(
+    comm: &Communicator,
+    stream: &Arc<Stream>,
+    (input, output): (&Buffer, &Buffer),
+    at: u64,
+    bytes: u64,
+) {
+    let peer = 1 - comm.rank();
+    group(|| {
+        let call = |kind| Call::new(kind, bytes, DataType::U8).root(peer);
+        let (from, to) = (Place::Buffer(input.clone(), 0), Place::Buffer(output.clone(), at));
+        comm.call(call(Collective::Send), from, Place::None, None, stream)?;
+        comm.call(call(Collective::Recv), Place::None, to, None, stream)
+    })
+    .unwrap();
+}
+
+#[test]
+fn threads_write_registered_memory() {
+    let job = Job::new(RANKS);
+    std::thread::scope(|scope| {
+        job.comms.iter().for_each(|comm| drop(scope.spawn(|| rank(comm))));
+    });
+}
