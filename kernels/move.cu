@@ -12,5 +12,6 @@ extern "C" __global__ void __launch_bounds__(544, 1) bl_line_move(const __grid_c
 }
 extern "C" __global__ void __launch_bounds__(1024) bl_push_move(const __grid_constant__ PushMoveArgs args) {
     __shared__ PushShared shared;
-    push_move(args, shared);
+    __shared__ BulkShared bulk;
+    push_move(args, shared, bulk);
 }

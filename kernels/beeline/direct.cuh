@@ -13,6 +13,18 @@ constexpr u32 ENTRY_GENERATION = 43;
 constexpr u32 GENERATION_BITS = OFFER_ENTRY - OFFER_GENERATION;
 static_assert(ENTRY_GENERATION + GENERATION_BITS == 64 && DIRECT_ENTRIES < 1 << (64 - OFFER_ENTRY), "words of 64 bits");
 
+// Bytes that one bulk copy carries, how many there are at a time, and how many of them on their way in.
+#ifndef BEELINE_BULK_PIECE
+#define BEELINE_BULK_PIECE 8192
+#endif
+constexpr u32 BULK_PIECE = BEELINE_BULK_PIECE, BULK_STAGES = 4, BULK_AHEAD = 2;
+static_assert(BULK_STAGES - BULK_AHEAD == 2, "as many may still be read when one is loaded");
+
+struct BulkShared {
+    alignas(128) u8 stages[BULK_STAGES][BULK_PIECE];
+    u64 words[BULK_STAGES];
+};
+
 struct DirectShared {
     u64 place;    // of the part that is sent next; 0: slots
     u32 straight; // ranks to which the part of this block went straight
@@ -87,4 +99,27 @@ DEVICE void direct_copy(u64 to, u64 from, u64 bytes, u32 t, u32 threads) {
 #pragma unroll 1
     for (; i < whole; i += threads) store_shared16(to + i * 16, load16(from + i * 16, 16));
     for (i = whole * 16 + t; i < bytes; i += threads) store<u8>(to + i, load<u8>(from + i));
+}
+
+// The same by one thread, through the block's memory: `to` and `from` are aligned to 16 bytes. `used`: copies that this
+// thread has made in this kernel.
+DEVICE void bulk_copy(BulkShared &b, u64 to, u64 from, u64 bytes, u64 *used) {
+    u64 whole = bytes & ~15ull, pieces = (whole + BULK_PIECE - 1) / BULK_PIECE;
+    auto load_piece = [&](u64 k) {
+        u32 stage = (*used + k) % BULK_STAGES;
+        bulk_load(at_block(b.stages[stage]), from + k * BULK_PIECE, (u32)smaller(whole - k * BULK_PIECE, BULK_PIECE), at_block(&b.words[stage]));
+    };
+    for (u64 k = 0; k < BULK_AHEAD && k < pieces; k++) load_piece(k);
+#pragma unroll 1
+    for (u64 k = 0; k < pieces; k++) {
+        u32 stage = (*used + k) % BULK_STAGES, parity = (*used + k) / BULK_STAGES & 1;
+        while (!bulk_loaded(at_block(&b.words[stage]), parity)) relax();
+        bulk_store(to + k * BULK_PIECE, at_block(b.stages[stage]), (u32)smaller(whole - k * BULK_PIECE, BULK_PIECE));
+        if (k + BULK_AHEAD >= pieces) continue;
+        bulk_read_all_but_2();
+        load_piece(k + BULK_AHEAD);
+    }
+    bulk_stored();
+    *used += pieces;
+    for (u64 i = whole; i < bytes; i++) store<u8>(to + i, load<u8>(from + i));
 }

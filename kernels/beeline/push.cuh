@@ -178,9 +178,12 @@ DEVICE bool senders_meet(PushShared &s, u32 threads) {
 }
 
 // Sends to those of `candidates` that offer memory, by all senders of the block together; they are noted as straight.
-DEVICE bool direct_send(const PushMoveArgs &args, PushShared &s, u32 candidates, u32 t, u32 threads) {
+DEVICE bool direct_send(const PushMoveArgs &args, PushShared &s, BulkShared &b, u32 candidates, u32 t, u32 threads) {
     const MoveArgs &a = args.move;
     const Comm &c = a.comm;
+    u64 used = 0;
+    if (t == 0 && has_bulk())
+        for (u32 i = 0; i < BULK_STAGES; i++) bulk_prepare(at_block(&b.words[i]));
 #pragma unroll 1
     for (u32 step = 1; step < c.ranks; step++) {
         u32 p = (c.rank + step) % c.ranks, number = s.counters[p].sent;
@@ -195,7 +198,12 @@ DEVICE bool direct_send(const PushMoveArgs &args, PushShared &s, u32 candidates,
         barrier(ALL_SENDERS, threads);
         if (read(s.senders_bad[0])) return false;
         place = *(volatile u64 *)&s.direct.place;
-        if (place) direct_copy(place + start, a.parts[p].send + start, share, t, threads);
+        u64 from = a.parts[p].send + start;
+        if (place && has_bulk() && from % 16 == 0) {
+            if (t == 0) bulk_copy(b, place + start, from, share, &used);
+        } else if (place) {
+            direct_copy(place + start, from, share, t, threads);
+        }
         barrier(ALL_SENDERS, threads);
         if (t == 0 && place) {
             store_word(direct_way(c, c.rank, p, number), 1);
@@ -216,7 +224,7 @@ DEVICE void direct_took(const Comm &c, PushShared &s, u32 peer) {
     set(s.direct.came, s.direct.came | 1u << peer);
 }
 
-DEVICE void push_move(const PushMoveArgs &args, PushShared &s) {
+DEVICE void push_move(const PushMoveArgs &args, PushShared &s, BulkShared &b) {
     const MoveArgs &a = args.move;
     const Comm &c = a.comm;
     u32 to = 0, from = 0, rounds_out = 0, rounds_in = 0;
@@ -250,7 +258,7 @@ DEVICE void push_move(const PushMoveArgs &args, PushShared &s) {
 #pragma unroll 1
         for (u32 turn = candidates ? 0 : 1; good && turn < 2; turn++) {
             if (turn == 1 && candidates) {
-                if (!direct_send(args, s, candidates, thread_index(), senders)) break;
+                if (!direct_send(args, s, b, candidates, thread_index(), senders)) break;
                 straight = read(s.direct.straight);
             }
             u32 end = turn == 0 && rounds_out > PUSH_SLOTS ? PUSH_SLOTS : rounds_out;

@@ -49,7 +49,10 @@ static void straight(u32 n, u64 bytes, u32 shift) {
                 bool large = chunks_of(span, chunk_of(args[from].move.comm, size(from, to, call))) > PUSH_SLOTS;
                 expected[from] += kind == KNOWN && large;
             }
-        everywhere(n, [&](u32 rank) { launch<PushShared>(BLOCKS, [&](PushShared &s) { push_move(args[rank], s); }); });
+        everywhere(n, [&](u32 rank) {
+            BulkShared bulk;
+            launch<PushShared>(BLOCKS, [&](PushShared &s) { push_move(args[rank], s, bulk); });
+        });
         for (u32 rank = 0; rank < n; rank++) {
             Report &report = *world.reports[rank];
             CHECK(report.code == 0, "straight rank %u call %d: code %u phase %u peer %u", rank, call, report.code, report.phase, report.peer);
@@ -91,7 +94,8 @@ static void straight_troubles() {
                 a.move.parts[1] = Part{(u64)out.data(), bytes, 0, 0, bytes, 0};
             else
                 a.move.parts[0] = Part{0, 0, (u64)in.data(), bytes, 0, bytes}, a.offers[0] = offer_of(0, 3, 0);
-            launch<PushShared>(BLOCKS, [&](PushShared &s) { push_move(a, s); });
+            BulkShared bulk;
+            launch<PushShared>(BLOCKS, [&](PushShared &s) { push_move(a, s, bulk); });
         });
         Report &sender = *world.reports[0], &receiver = *world.reports[1];
         // One whose part was taken all the same may have ended well before.

@@ -152,6 +152,10 @@ impl Cuda {
     /// Waits for the kernels until `deadline`. Windows and control memory stay until the last one has ended, even
     /// where that is later.
     pub(super) fn close(self, tail: Tail, deadline: Instant) {
+        let parts = self.straight();
+        if parts > 0 {
+            tracing::debug!("rank {} has sent {parts} parts straight", self.rank);
+        }
         while !tail.is_done() && Instant::now() < deadline {
             std::thread::sleep(CLOSE_PAUSE);
         }

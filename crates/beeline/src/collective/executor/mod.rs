@@ -22,9 +22,8 @@
 //!   64-bit word at [`ABORT_OFFSET`](super::control::ABORT_OFFSET) of the rank's own
 //!   [`memory`](super::control::Control::memory), which may be pinned for a device.
 //! - [`register`](Executor::register) is a hint (zero copy); [`forget`](Executor::forget) undoes it
-//!   before the memory is freed. Both are local; handles are exchanged when a call first needs them,
-//!   through the executor's own channel (control words or its device memory), not through `exchange`,
-//!   which only works while all ranks are inside it.
+//!   before the memory is freed. Both are local: what is registered stands in the rank's own control memory, where
+//!   the others look when they queue a large call.
 //! - [`close`](Executor::close) is given the [`Tail`] of what was queued, and never waits longer than its
 //!   deadline; what is still in flight then keeps its memory until the tail is done.
 //! - For graphs: `sequence` is what the host counted when the call was queued. An executor that supports
