@@ -5,14 +5,6 @@
 #include "access.cuh"
 #include "wait.cuh"
 
-// What an offer says, in 64 bits: 1 + the entry of the receiver's table (0: none), the generation of the entry, and where in
-// it the receiver wants the part, in units of 16 bytes.
-constexpr u32 OFFER_ENTRY = 57, OFFER_GENERATION = 36;
-// What the sender's table has of an entry behind its address: the generation, and below it the length in bytes.
-constexpr u32 ENTRY_GENERATION = 43;
-constexpr u32 GENERATION_BITS = OFFER_ENTRY - OFFER_GENERATION;
-static_assert(ENTRY_GENERATION + GENERATION_BITS == 64 && DIRECT_ENTRIES < 1 << (64 - OFFER_ENTRY), "words of 64 bits");
-
 // Bytes that one bulk copy carries, how many there are at a time, and how many of them on their way in.
 #ifndef BEELINE_BULK_PIECE
 #define BEELINE_BULK_PIECE 8192

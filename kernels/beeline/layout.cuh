@@ -16,6 +16,14 @@ constexpr u32 PUSH_SLOTS = 4; // chunks of one pair and block under way
 constexpr u32 HEADERS = 8; // headers of one pair that are kept
 constexpr u32 DIRECT_ENTRIES = 64; // registrations of one rank that others map
 
+// What an offer says, in 64 bits: 1 + the entry of the receiver's table (0: none), the generation of the entry, and where in
+// it the receiver wants the part, in units of 16 bytes.
+constexpr u32 OFFER_ENTRY = 57, OFFER_GENERATION = 36;
+// What the sender's table has of an entry behind its address: the generation, and below it the length in bytes.
+constexpr u32 ENTRY_GENERATION = 43;
+constexpr u32 GENERATION_BITS = OFFER_ENTRY - OFFER_GENERATION;
+static_assert(ENTRY_GENERATION + GENERATION_BITS == 64 && DIRECT_ENTRIES < 1 << (64 - OFFER_ENTRY), "words of 64 bits");
+
 // Counters of one block and one peer in the window of the rank that they are about.
 // LL counts messages, push chunks. They live in device memory, so a graph that is replayed goes on where it was.
 struct Counters {

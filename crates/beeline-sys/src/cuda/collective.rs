@@ -228,10 +228,11 @@ const ENTRY_GENERATION: u32 = 43;
 /// How a receiver tells a sender that its part may go to byte `offset` of its entry; 0: what cannot be said.
 pub const fn offer(entry: usize, generation: u32, offset: u64) -> u64 {
     let fits = entry < DIRECT_ENTRIES && generation >> GENERATION_BITS == 0;
-    if !fits || !offset.is_multiple_of(16) || offset / 16 >> OFFER_GENERATION != 0 {
+    let unit = offset / 16;
+    if !fits || !offset.is_multiple_of(16) || unit >> OFFER_GENERATION != 0 {
         return 0;
     }
-    (entry as u64 + 1) << OFFER_ENTRY | (generation as u64) << OFFER_GENERATION | offset / 16
+    ((entry as u64 + 1) << OFFER_ENTRY) | ((generation as u64) << OFFER_GENERATION) | unit
 }
 
 /// What the table of a sender has behind the address of an entry of `len` bytes; 0: too long.
@@ -239,7 +240,7 @@ pub const fn entry_word(generation: u32, len: u64) -> u64 {
     if len >> ENTRY_GENERATION != 0 || generation >> GENERATION_BITS != 0 {
         return 0;
     }
-    (generation as u64) << ENTRY_GENERATION | len
+    ((generation as u64) << ENTRY_GENERATION) | len
 }
 
 /// Arguments of a kernel of chunks that computes nothing.
@@ -390,8 +391,13 @@ impl Kernels {
             }
         };
         let functions = [RawFunction::NULL; 3];
-        let mut new =
-            Self { context: Arc::clone(context), set, module, early: AtomicBool::new(early), functions };
+        let mut new = Self {
+            context: Arc::clone(context),
+            set,
+            module,
+            early: AtomicBool::new(early),
+            functions,
+        };
         let [packets, lines, push] = names;
         new.functions = [new.find(packets)?, new.find(lines)?, new.find(push)?];
         Ok(new)

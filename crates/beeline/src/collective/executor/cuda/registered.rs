@@ -10,13 +10,15 @@ use std::sync::Arc;
 
 use beeline_core::addr::DevicePtr;
 use beeline_sys::cuda::collective::{
-    DIRECT_ENTRIES, GENERATION_BITS, IpcMapping, PushMoveArgs, entry_word, ipc_handle, offer,
+    DIRECT_ENTRIES, GENERATION_BITS, IpcMapping, PushMoveArgs, RANKS_MAX, entry_word, ipc_handle,
+    offer,
 };
 use beeline_sys::cuda::{
     BufferId, Context, Error as CudaError, Event, PointerInfo, Stream as Handle, is_open,
 };
 
 use super::{Cuda, Peer, REPORT_OFFSET};
+use crate::collective::control::BYTES;
 
 /// Where the table of a segment begins: how often it has changed, and from [`ENTRIES`] on its entries.
 const TABLE: u64 = 64 << 10;
@@ -101,7 +103,8 @@ impl Cuda {
     }
 
     fn try_register(&mut self, ptr: DevicePtr, len: u64) -> Result<(), CudaError> {
-        const KIND: CudaError = CudaError::Refused("no device memory of one allocation of this device");
+        const KIND: CudaError =
+            CudaError::Refused("no device memory of one allocation of this device");
         let info = PointerInfo::of(&self.context, ptr)?;
         let offset = ptr.as_u64().checked_sub(info.start.as_u64()).ok_or(KIND)?;
         if !is_open(&self.context, &self.context, ptr, len) {
@@ -116,7 +119,9 @@ impl Cuda {
         let handle = ipc_handle(&self.context, info.start).unwrap_or([0; 64]);
         let Some(index) = self.free_entry() else {
             if !std::mem::replace(&mut self.registered.told, true) {
-                tracing::warn!("more than {DIRECT_ENTRIES} registrations: the rest goes through windows");
+                tracing::warn!(
+                    "more than {DIRECT_ENTRIES} registrations: the rest goes through windows"
+                );
             }
             return Ok(());
         };
@@ -247,7 +252,9 @@ impl Cuda {
         if gone.len() > before {
             // Behind all calls of this communicator, whose order is one over all streams.
             let event = stream.record().ok();
-            gone.iter_mut().filter(|(_, end)| end.is_none()).for_each(|one| one.1.clone_from(&event));
+            gone.iter_mut()
+                .filter(|(_, end)| end.is_none())
+                .for_each(|one| one.1.clone_from(&event));
         }
         if !self.registered.captured {
             let ended = |end: &Option<Arc<Event>>| {
@@ -322,7 +329,8 @@ impl Cuda {
         len: u64,
     ) -> Result<(u64, Arc<IpcMapping>), CudaError> {
         let known = self.registered.peers.get(rank as usize).into_iter();
-        let mut mapped = known.flat_map(|known| &known.entries).filter_map(|one| one.mapping.as_ref());
+        let mut mapped =
+            known.flat_map(|known| &known.entries).filter_map(|one| one.mapping.as_ref());
         let mapping = match mapped.find(|(known, _)| *known == handle) {
             Some((_, mapping)) => Arc::clone(mapping),
             None => Arc::new(IpcMapping::open(&self.context, handle)?),
@@ -358,20 +366,14 @@ const fn mapped_at(rank: u32, index: usize) -> u64 {
     MAPPED + 16 * (rank as u64 * DIRECT_ENTRIES as u64 + index as u64)
 }
 
+// Tables are apart, and within the segment.
+const _: () = assert!(STRAIGHT + 8 <= TABLE && HANDLE + 64 <= ENTRY_BYTES);
+const _: () = assert!(entry_at(DIRECT_ENTRIES) <= MAPPED);
+const _: () = assert!(mapped_at(RANKS_MAX as u32, 0) <= BYTES as u64);
+
 #[cfg(test)]
 mod tests {
-    use beeline_sys::cuda::collective::RANKS_MAX;
-
     use super::*;
-    use crate::collective::control::BYTES;
-
-    #[test]
-    fn tables_are_apart_and_within_the_segment() {
-        assert!(entry_at(DIRECT_ENTRIES) <= MAPPED);
-        assert!(HANDLE + 64 <= ENTRY_BYTES);
-        assert!(mapped_at(RANKS_MAX as u32, 0) <= BYTES as u64);
-        assert!(STRAIGHT + 8 <= TABLE);
-    }
 
     #[test]
     fn generations_go_round_without_0() {
