@@ -9,6 +9,9 @@ static u64 offer_of(u64 entry, u64 generation, u64 offset) {
 enum Registration { NONE, KNOWN, NOT_MAPPED, STALE, BEYOND, SHORT, NO_ENTRY, REGISTRATIONS };
 static Registration registration_of(u32 from, u32 to, int call) { return (Registration)((from * 3 + to + call) % REGISTRATIONS); }
 
+// No two pieces are alike.
+static u8 straight_byte(u64 i, u32 from, u32 to, int call) { return (u8)(i * 11 + i / 253 + from * 5 + to * 3 + call); }
+
 static void straight(u32 n, u64 bytes, u32 shift) {
     World world(n);
     const u64 ENTRY = 5, OFFSET = 48;
@@ -28,7 +31,7 @@ static void straight(u32 n, u64 bytes, u32 shift) {
             for (u32 p = 0; p < n; p++) {
                 u64 s = size(rank, p, call), r = size(p, rank, call);
                 out[p][rank].resize(s + 32);
-                for (u64 i = 0; i < s; i++) out[p][rank][shift + i] = (u8)(i * 11 + rank * 5 + p * 3 + call);
+                for (u64 i = 0; i < s; i++) out[p][rank][shift + i] = straight_byte(i, rank, p, call);
                 std::vector<u8> &into = in[rank][p];
                 into.assign(r + OFFSET + 64, 0xee);
                 // Memory of the allocator's is aligned to 16 bytes, as an offered place must be.
@@ -63,7 +66,7 @@ static void straight(u32 n, u64 bytes, u32 shift) {
                 const u8 *got = in[rank][p].data();
                 for (u64 i = 0; i < r + OFFSET + 64; i++) {
                     bool inside = i >= OFFSET && i < OFFSET + r;
-                    wrong += got[i] != (inside ? (u8)((i - OFFSET) * 11 + p * 5 + rank * 3 + call) : 0xee);
+                    wrong += got[i] != (inside ? straight_byte(i - OFFSET, p, rank, call) : 0xee);
                 }
                 CHECK(wrong == 0, "straight n %u bytes %llu rank %u from %u call %d kind %d: %llu bytes", n, bytes, rank, p, call, registration_of(p, rank, call), wrong);
             }

@@ -186,7 +186,7 @@ static void moves(u32 n, Way way, u64 bytes, u32 shift, bool ring, bool slow = f
             for (u32 p = 0; p < n; p++) {
                 u64 s = size(rank, p), r = size(p, rank);
                 out[p].resize(s + 32), in[p].resize(r + 32, 0xee);
-                for (u64 i = 0; i < s; i++) out[p][shift + i] = (u8)(i * 11 + rank * 5 + p * 3 + call);
+                for (u64 i = 0; i < s; i++) out[p][shift + i] = (u8)(i * 11 + i / 253 + rank * 5 + p * 3 + call);
                 a.parts[p] = Part{(u64)out[p].data() + shift, s, (u64)in[p].data() + (shift + 5) % 16, r, s, r};
                 most = s > most ? s : most, most = r > most ? r : most;
             }
@@ -197,7 +197,7 @@ static void moves(u32 n, Way way, u64 bytes, u32 shift, bool ring, bool slow = f
             for (u32 p = 0; p < n; p++) {
                 u64 r = size(p, rank);
                 for (u64 i = 0; i < r; i++)
-                    if (in[p][(shift + 5) % 16 + i] != (u8)(i * 11 + p * 5 + rank * 3 + call)) {
+                    if (in[p][(shift + 5) % 16 + i] != (u8)(i * 11 + i / 253 + p * 5 + rank * 3 + call)) {
                         CHECK(false, "move n %u way %d bytes %llu shift %u ring %d rank %u from %u call %d byte %llu", n, way, bytes, shift, ring, rank, p, call, i);
                         break;
                     }

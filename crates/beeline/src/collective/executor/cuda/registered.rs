@@ -333,6 +333,9 @@ impl Cuda {
             known.flat_map(|known| &known.entries).filter_map(|one| one.mapping.as_ref());
         let mapping = match mapped.find(|(known, _)| *known == handle) {
             Some((_, mapping)) => Arc::clone(mapping),
+            None if handle == [0; 64] => {
+                return Err(CudaError::Refused("memory that has no name for other processes"));
+            }
             None => Arc::new(IpcMapping::open(&self.context, handle)?),
         };
         let end = offset.checked_add(len);
