@@ -1,6 +1,6 @@
 // The kernels on real devices, without the library around them: every type and operator against a plain
 // loop on the CPU, then times. Loads the committed PTX through the driver. One process, one thread, rank r on
-// device r. Usage: kernels-bench FOLDER_OF_PTX [check] [faults] [times] [slots] [some] [late]
+// device r (`one`: on device 0). Usage: kernels-bench FOLDER_OF_PTX [check] [faults] [times] [slots] [some] [mutant] [late] [one]
 #define BEELINE_HOST
 #include "../beeline/types.cuh"
 #include "../beeline/layout.cuh"
@@ -473,7 +473,7 @@ static void times() {
 
 int main(int argc, char **argv) {
     alarm(400);
-    if (argc < 2) return printf("kernels-bench FOLDER [check] [faults] [times] [slots] [some] [mutant] [late]\n"), 2;
+    if (argc < 2) return printf("kernels-bench FOLDER [check] [faults] [times] [slots] [some] [mutant] [late] [one]\n"), 2;
     setvbuf(stdout, nullptr, _IOLBF, 0);
     ptx_folder = argv[1];
     auto wants = [&](const char *w) { for (int i = 2; i < argc; i++) if (!strcmp(argv[i], w)) return true; return argc == 2; };
@@ -481,20 +481,24 @@ int main(int argc, char **argv) {
     int devices = 0, version = 0;
     CK(cuDeviceGetCount(&devices));
     cuDriverGetVersion(&version);
-    if (devices < (int)N) return printf("SKIP two GPUs\n"), 0;
+    // `one`: both ranks on the first device, for what is right and wrong only. Block b waits for block b of the other, and
+    // blocks come in order, so each pair finds room whatever else waits for some.
+    bool one = false;
+    for (int i = 2; i < argc; i++) one |= !strcmp(argv[i], "one");
+    if (devices < (one ? 1 : (int)N)) return printf("SKIP two GPUs\n"), 0;
     push_at = AT_LL + (u64)(N - 1) * LL_SLOTS * LL_BLOCKS_MAX * LL_REGION;
     line_at = push_at + (u64)(N - 1) * PUSH_BLOCKS * PUSH_SLOTS * chunk;
     ce_at = line_at + (u64)(N - 1) * LL_SLOTS * LL_BLOCKS_MAX * (LINE_SPAN / 120 * 128);
     window_bytes = ce_at + (24 << 20);
     for (u32 r = 0; r < N; r++) {
-        CK(cuDeviceGet(&g[r].dev, r));
+        CK(cuDeviceGet(&g[r].dev, one ? 0 : r));
         CK(cuDevicePrimaryCtxRetain(&g[r].ctx, g[r].dev));
     }
     for (u32 r = 0; r < N; r++) {
         char name[100];
         cuDeviceGetName(name, 100, g[r].dev);
         CK(cuCtxSetCurrent(g[r].ctx));
-        for (u32 p = 0; p < N; p++) if (p != r) CK(cuCtxEnablePeerAccess(g[p].ctx, 0));
+        for (u32 p = 0; p < N; p++) if (p != r && !one) CK(cuCtxEnablePeerAccess(g[p].ctx, 0));
         CK(cuStreamCreate(&g[r].stream, CU_STREAM_NON_BLOCKING));
         CK(cuStreamCreate(&g[r].side, CU_STREAM_NON_BLOCKING));
         CK(cuMemAlloc(&g[r].window, window_bytes));
@@ -509,7 +513,7 @@ int main(int argc, char **argv) {
     int major = 0;
     CK(cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, g[0].dev));
     for (int i = 2; i < argc; i++) early &= strcmp(argv[i], "late") != 0;
-    early &= major >= 9;
+    early &= major >= 9 && !one;
     if (wants("slots")) through_slots();
     if (wants("times")) times();
     if (wants("faults")) faults();

@@ -5,6 +5,7 @@
 //! folder; the tree is never touched. `cargo xtask mutate --ptx FOLDER` writes the mutated kernels as PTX instead,
 //! for a machine with GPUs (`mutants.sh` of the bundle).
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -187,16 +188,36 @@ fn bounded(command: &mut Command) -> Command {
     limited
 }
 
-/// A folder of PTX for each mutation of the kernels, and one named `none` without any.
+/// A folder of PTX for each mutation that these kernels have, and one named `none` without any.
 fn write_ptx(root: &Path, list: &[Mutation], into: &Path) -> Outcome {
-    crate::kernels::write_few(&root.join("kernels"), &into.join("none"))?;
+    let none = into.join("none");
+    crate::kernels::write_few(&root.join("kernels"), &none)?;
     let copy = copy_tree(root)?;
     for mutation in list {
         let folder = into.join(&mutation.name);
         mutated(&copy, mutation, || crate::kernels::write_few(&copy.join("kernels"), &folder))??;
-        println!("{}", folder.display());
+        let fail = |error: std::io::Error| format!("{}: {error}", folder.display());
+        // Others would survive whatever is run: theirs are kernels of cuFile's.
+        let same = same_files(&none, &folder).map_err(fail)?;
+        if same {
+            fs::remove_dir_all(&folder).map_err(fail)?;
+            println!("{}: not in these kernels", mutation.name);
+        } else {
+            println!("{}", folder.display());
+        }
     }
     Ok(())
+}
+
+/// Whether each file of `one` stands in `other` with the same bytes.
+fn same_files(one: &Path, other: &Path) -> std::io::Result<bool> {
+    for entry in fs::read_dir(one)? {
+        let entry = entry?;
+        if fs::read(entry.path())? != fs::read(other.join(entry.file_name()))? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 fn tests_of(copy: &Path, package: &str, target: Option<&str>) -> Command {

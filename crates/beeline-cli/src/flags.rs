@@ -1,77 +1,27 @@
 //! The one table of flags. Help, completions and the man page are generated from it.
 
+mod text;
+mod values;
+
 use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
-use beeline::config::parse_bytes;
 use beeline::core::plan::{Mode, StorageRoute};
 use beeline::probe::Fault;
 use beeline::verbs::LinkKind;
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
+use self::text::{ABOUT, AFTER_HELP, LONG_ABOUT};
+pub(crate) use self::values::parse_size;
+use self::values::{
+    link_parser, mode_parser, parse_fault, parse_io, parse_rows, parse_seconds, parse_transfer,
+    route_parser,
+};
 use crate::commands::rdma_memory::{Lent, Place};
 use crate::commands::rdma_nic::Choice;
-
-const ABOUT: &str = "Move bytes on the straightest line between files and GPU memory";
-
-const LONG_ABOUT: &str = "\
-Move bytes on the straightest line between files and GPU memory.
-
-Beeline loads models (safetensors) into GPU memory, copies files through it, and says which way the \
-bytes went. For every transfer it plans: which routes does this machine allow between the file and the \
-device (out of the page cache, past it with O_DIRECT, mapped), and why not the others? Then it picks \
-one for each piece of the file by where that piece is right now. `beeline explain` shows the plan, and \
-every transfer reports the routes that were really taken, and their cost.
-
-On a machine without a GPU the device is sim:0, a SIMULATED one: device memory is host memory, copies \
-are made by threads. Files, plans, errors and verification are the real ones; the speed is not that of a \
-GPU. Every output of a simulated device says \"simulated\". A machine that has an NVIDIA GPU whose \
-driver does not work is an error, never a silent simulation.";
-
-const AFTER_HELP: &str = "\
-Examples:
-  beeline load model.safetensors --verify      load a model and compare it with its file
-  beeline load llama/ --rank 0 --of 2          load the share of one tensor-parallel rank
-  beeline explain model.safetensors            which way would the bytes go, and why?
-  beeline explain allreduce --ranks 8 --bytes 64M   which algorithm, over which links, how long?
-  beeline copy big.bin /mnt/backup/            file -> device -> file, replaced in one step
-
-Exit codes:
-  0    done
-  1    failed: a file is missing, a device is full, a tensor differs, no route is open, ...
-  2    refused: a wrong command line, or an input that no retry makes acceptable
-  130  ended by SIGINT (143 by SIGTERM); a second signal exits at once, without cleaning up
-
-Environment (flags win):
-  BEELINE_POOL_BYTES     most pinned host memory in use at once (256M)
-  BEELINE_THREADS        threads that read, write and start copies (one per CPU, 2 to 12)
-  BEELINE_CHUNK_BYTES    one read and one copy, 64K to 4M, a power of two (4M)
-  BEELINE_QUEUE_DEPTH    direct reads in flight (32)
-  BEELINE_STAGE_SLOTS, BEELINE_STAGE_SLOT_BYTES
-                         staging memory of a local link to GPU memory that cannot be shared (8, 2M)
-  BEELINE_STALL_SECONDS  give up a transfer that finishes nothing for so long (60)
-  BEELINE_IO_URING       0 forbids io_uring
-  BEELINE_LOG            messages of the drop-in libcufile: error, warn, info, debug
-  BEELINE_CUFILE_STATS   folder where it leaves statistics for `beeline cufile stats`
-  BEELINE_CUFILE_WAIT    how it waits for copies: driver, word, event
-  BEELINE_CUFILE_VERSION version it reports, as 1200
-  BEELINE_SIM_DEVICES    number of simulated devices (1)
-  BEELINE_SIM_MEMORY     memory of each simulated device (16G)
-  BEELINE_SIM_PROFILE    what a simulated device shows of its memory: plain, bar, movable
-  BEELINE_COMM_TIMEOUT   seconds that a collective waits for a missing rank (30)
-  BEELINE_COMM_PATH      staged: collectives go through host memory, auto: as planned (auto)
-  BEELINE_COMM_EARLY     0: kernels of collectives start when what was queued before has ended, also where they could wait
-                         for that themselves (1)
-  BEELINE_COMM_COPY_ENGINE_BYTES  from so many bytes to one device on, copies carry what is only moved, where one group
-                         has the calls of all ranks (128M)
-  BEELINE_COMM_CHUNK_BYTES  shared memory of a rank on the staged path, 64K to 16M (1M)
-  BEELINE_COMM_SECRET    what the processes of a torchrun job know and nobody else does
-  BEELINE_HOST_ID        the name of this host, where its boot identifier does not tell hosts apart";
 
 /// The command line.
 #[derive(Debug, Parser)]
@@ -623,87 +573,6 @@ pub(crate) struct EngineFlags {
     pub(crate) pool: Option<u64>,
 }
 
-fn mode_parser() -> impl TypedValueParser<Value = Mode> {
-    let help = |mode| match mode {
-        Mode::Require => "straight hardware paths only (or the route named), an error otherwise",
-        Mode::Auto => "the best route that is open",
-        Mode::Software => "plain system calls and host memory only",
-    };
-    named(Mode::ALL.map(|mode| PossibleValue::new(mode.as_str()).help(help(mode))))
-}
-
-fn route_parser() -> impl TypedValueParser<Value = StorageRoute> {
-    let value = |route: StorageRoute| PossibleValue::new(route.as_str()).help(route.describe());
-    named(StorageRoute::ALL.map(value))
-}
-
-/// Parses one of `values` by the `FromStr` of `T`, which knows the same names.
-fn named<T, const N: usize>(values: [PossibleValue; N]) -> impl TypedValueParser<Value = T>
-where
-    T: FromStr + Clone + Send + Sync + 'static,
-{
-    PossibleValuesParser::new(values)
-        .try_map(|text| text.parse::<T>().map_err(|_| "this name is unknown"))
-}
-
-fn link_parser() -> impl TypedValueParser<Value = LinkKind> {
-    let values = [
-        PossibleValue::new("udp").help("a UDP socket: no privilege, over IPv4 a weaker check"),
-        PossibleValue::new("raw").help("with a raw socket: the full check, needs CAP_NET_RAW"),
-    ];
-    PossibleValuesParser::new(values)
-        .map(|text| if text == "raw" { LinkKind::Raw } else { LinkKind::Udp })
-}
-
-pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
-    parse_bytes(text)
-        .ok_or_else(|| "write a whole number of bytes, as 4096, 64M or 2GiB".to_owned())
-}
-
-fn parse_io(text: &str) -> Result<u64, String> {
-    let fits = parse_bytes(text).filter(|bytes| (1..=1 << 30).contains(bytes));
-    fits.ok_or_else(|| "write a number of bytes from 1 to 1G, as 4096 or 1M".to_owned())
-}
-
-fn parse_transfer(text: &str) -> Result<u8, String> {
-    match text {
-        "0" => Ok(0),
-        "2" => Ok(2),
-        "6" => Ok(6),
-        "1" | "3" | "4" | "5" | "7" => {
-            Err("this transfer type is not measured here: 0, 2 or 6".into())
-        }
-        _ => Err("write 0, 2 or 6".to_owned()),
-    }
-}
-
-fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse::<f64>().ok();
-    seconds
-        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-        .filter(|span| !span.is_zero())
-        .ok_or_else(|| "write a number of seconds above 0, as 30 or 0.5".to_owned())
-}
-
-fn parse_fault(text: &str) -> Result<(usize, Fault), String> {
-    let parse = |(at, kind): (&str, &str)| {
-        let fault = match kind {
-            "stall" => Fault::Stall,
-            "corrupt" => Fault::Corrupt,
-            "fail" => Fault::Fail,
-            _ => return None,
-        };
-        Some((at.parse().ok()?, fault))
-    };
-    text.split_once(':').and_then(parse).ok_or_else(|| "write N:stall, N:corrupt or N:fail".into())
-}
-
-fn parse_rows(text: &str) -> Result<(u64, u64), String> {
-    text.split_once("..")
-        .and_then(|(start, end)| Some((start.parse().ok()?, end.parse().ok()?)))
-        .ok_or_else(|| "write two row numbers, as 0..128".to_owned())
-}
-
 /// Whether the arguments ask for JSON, for a command line that could not be parsed.
 pub(crate) fn asks_for_json(args: impl Iterator<Item = OsString>) -> bool {
     args.take_while(|arg| arg != "--").any(|arg| arg == "--json")
@@ -717,19 +586,5 @@ mod tests {
     #[test]
     fn the_table_is_sound() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn numbers_are_read_exactly_or_refused() {
-        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
-        for text in ["", "0", "-1", "nan", "inf", "1e300", "1s"] {
-            assert!(parse_seconds(text).is_err(), "{text:?}");
-        }
-        assert_eq!(parse_rows("3..7"), Ok((3, 7)));
-        for text in ["", "3", "3..", "..7", "3..7..9", "-1..2"] {
-            assert!(parse_rows(text).is_err(), "{text:?}");
-        }
-        assert_eq!(parse_size("64M"), Ok(64 << 20));
-        assert!(parse_size("lots").is_err());
     }
 }

@@ -5,8 +5,9 @@ mod doctor_common;
 
 use beeline_core::checks::{Finding, Status, TABLE, run};
 use beeline_core::facts::Machine;
-use doctor_common::cases::{CASES, MISSING, NEAR_MISSES};
+use doctor_common::cases::CASES;
 use doctor_common::more::{POSITIVE, QUIET, SUMMARIES};
+use doctor_common::silent::{MISSING, NEAR_MISSES};
 use doctor_common::{from_inputs, judge, words};
 
 #[test]

@@ -1,5 +1,8 @@
 //! Memory outside Rust's aliasing rules: shared with the kernel, a device or another process.
 
+mod mapped;
+mod memfd;
+
 use std::ffi::c_void;
 use std::fmt;
 use std::io;
@@ -9,6 +12,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use beeline_core::addr::VirtAddr;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+pub use mapped::{FileMap, PeerMem};
+use memfd::check_sealed;
+pub use memfd::{memfd, memfd_resident_bytes, punch_hole};
 
 /// An access that does not lie inside its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -499,162 +506,6 @@ impl fmt::Debug for HostMem {
     }
 }
 
-/// Memory of another process, to be read.
-///
-/// The other process writes it at any time; as with [`HostMem`], it is never lent out as a slice.
-#[derive(Debug)]
-pub struct PeerMem {
-    mem: HostMem,
-}
-
-impl PeerMem {
-    /// Maps `len` bytes of a memory file that another process passed on.
-    ///
-    /// # Errors
-    /// `InvalidData` where the file could be made shorter (an access would then end in `SIGBUS`) or is
-    /// shorter than `len`; what `mmap(2)` says.
-    pub fn new(fd: impl AsFd, len: usize) -> io::Result<Self> {
-        check_sealed(&fd, len)?;
-        Ok(Self { mem: FileMap::new(fd, 0, len)?.mem })
-    }
-
-    /// Size in bytes.
-    pub fn len(&self) -> u64 {
-        self.mem.len()
-    }
-
-    /// Whether there is no byte. Always false: an empty mapping cannot be made.
-    pub fn is_empty(&self) -> bool {
-        self.mem.is_empty()
-    }
-
-    /// Copies `into.len()` bytes out, from `offset` on.
-    ///
-    /// # Errors
-    /// [`OutOfBounds`]; nothing was copied then.
-    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
-        self.mem.read(offset, into)
-    }
-
-    /// Copies `len` bytes from `offset` on into `target` at `target_offset`.
-    ///
-    /// # Errors
-    /// [`OutOfBounds`] of whichever side it is; nothing was copied then.
-    pub fn copy_to(
-        &self,
-        offset: u64,
-        target: &HostMem,
-        target_offset: u64,
-        len: u64,
-    ) -> Result<(), OutOfBounds> {
-        target.copy_from(target_offset, &self.mem, offset, len)
-    }
-}
-
-/// That no access to the first `len` bytes of a memory file can ever end in `SIGBUS`.
-fn check_sealed(fd: &impl AsFd, len: usize) -> io::Result<()> {
-    use rustix::fs::SealFlags;
-
-    let bad = |what| io::Error::new(io::ErrorKind::InvalidData, what);
-    let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| bad("this is no memory file"))?;
-    if !seals.contains(SealFlags::SHRINK) {
-        return Err(bad("the memory file is not sealed against being made shorter"));
-    }
-    let size = u64::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0);
-    if size < len as u64 { Err(bad("the memory file is too short")) } else { Ok(()) }
-}
-
-/// A read-only mapping of an ordinary file: the page cache by address.
-///
-/// The CPU never reads it here, because a file that shrinks answers with `SIGBUS`; its address is
-/// for devices (registered, they hold the pages) and for system calls, which answer `EFAULT`.
-#[derive(Debug)]
-pub struct FileMap {
-    mem: HostMem,
-}
-
-impl FileMap {
-    /// Maps the bytes `[offset, offset + len)` of `file`; `offset` is a multiple of the page size.
-    ///
-    /// # Errors
-    /// What `mmap(2)` says: `ENODEV` where the file system has no mappings, `EACCES`, `ENOMEM`.
-    pub fn new(file: impl AsFd, offset: u64, len: usize) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing.
-        let ptr = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ,
-                MapFlags::SHARED,
-                file.as_fd(),
-                offset,
-            )
-        }?;
-        Ok(Self { mem: HostMem::own(ptr, len)? })
-    }
-
-    /// Size in bytes.
-    pub fn len(&self) -> u64 {
-        self.mem.len()
-    }
-
-    /// Whether the mapping has no byte. Always false: an empty mapping cannot be made.
-    pub fn is_empty(&self) -> bool {
-        self.mem.is_empty()
-    }
-
-    /// Where the mapping starts in this process.
-    pub fn addr(&self) -> VirtAddr {
-        self.mem.addr()
-    }
-
-    /// Writes mapped bytes to `fd` at `at`: one copy, made by the kernel, which survives a file that
-    /// shrank. Returns the bytes written, fewer where the mapping ends early.
-    ///
-    /// # Errors
-    /// `EFAULT` where the first page is gone (the file was truncated), else what `pwrite(2)` says;
-    /// [`OutOfBounds`] as `InvalidInput`.
-    pub fn write_to(&self, offset: u64, len: u64, fd: BorrowedFd<'_>, at: u64) -> io::Result<u64> {
-        crate::file::pwrite(fd, &self.mem, offset, len, at)
-    }
-}
-
-/// An anonymous memory file of `len` bytes that can be mapped more than once and passed on.
-///
-/// Pages exist from the first write on. The size is sealed, so mapping it can never fault.
-///
-/// # Errors
-/// What `memfd_create(2)`, `ftruncate(2)` and `fcntl(2)` say.
-pub fn memfd(name: &str, len: u64) -> io::Result<OwnedFd> {
-    use rustix::fs::{MemfdFlags, SealFlags};
-
-    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&fd, len)?;
-    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    Ok(fd)
-}
-
-/// Gives the pages `[offset, offset + len)` of a memfd back to the system; they read as zero again.
-///
-/// # Errors
-/// What `fallocate(2)` says.
-pub fn punch_hole(fd: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
-    use rustix::fs::FallocateFlags;
-
-    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    rustix::fs::fallocate(fd, flags, offset, len)?;
-    Ok(())
-}
-
-/// Bytes of memory behind `fd` (a memfd) right now.
-///
-/// # Errors
-/// What `fstat(2)` says.
-pub fn memfd_resident_bytes(fd: impl AsFd) -> io::Result<u64> {
-    let stat = rustix::fs::fstat(fd)?;
-    Ok(u64::try_from(stat.st_blocks).unwrap_or(0) * 512)
-}
-
 /// The page size of this machine in bytes.
 pub fn page_size() -> usize {
     rustix::param::page_size()
@@ -704,33 +555,6 @@ mod tests {
     }
 
     #[test]
-    fn shareable_memory_is_read_by_others_and_written_by_nobody_else() {
-        let mem = HostMem::shareable(8192).unwrap();
-        let peer = PeerMem::new(mem.file().unwrap(), 8192).unwrap();
-        mem.write(4090, &[1, 2, 3]).unwrap();
-        let mut bytes = [0; 3];
-        peer.read(4090, &mut bytes).unwrap();
-        assert_eq!(bytes, [1, 2, 3]);
-        let target = HostMem::anonymous(4096).unwrap();
-        peer.copy_to(4091, &target, 7, 2).unwrap();
-        let mut appended = vec![9];
-        target.append_to(7, 2, &mut appended).unwrap();
-        assert_eq!(appended, [9, 2, 3]);
-        assert!(target.append_to(4095, 2, &mut appended).is_err());
-        assert!(peer.copy_to(8191, &target, 0, 2).is_err());
-        assert!(peer.copy_to(0, &target, 4095, 2).is_err());
-        let error = HostMem::of_sealed(mem.file().unwrap(), 8192).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::EPERM), "sealed against new writers");
-        assert!(PeerMem::new(mem.file().unwrap(), 8193).is_err(), "too short");
-        assert!(PeerMem::new(tempfile::tempfile().unwrap(), 1).is_err(), "no memory file");
-        let flags = rustix::fs::MemfdFlags::ALLOW_SEALING;
-        let unsealed = rustix::fs::memfd_create("test", flags).unwrap();
-        rustix::fs::ftruncate(&unsealed, 8192).unwrap();
-        assert!(PeerMem::new(unsealed, 8192).is_err(), "it could be made shorter");
-        assert!(HostMem::anonymous(4096).unwrap().file().is_none());
-    }
-
-    #[test]
     fn pages_can_move_behind_the_same_address() {
         let page = page_size() as u64;
         let fd = memfd("test", 4 * page).unwrap();
@@ -750,17 +574,6 @@ mod tests {
     }
 
     #[test]
-    fn punched_pages_read_zero_and_cost_nothing() {
-        let fd = memfd("test", 1 << 20).unwrap();
-        let mem = HostMem::shared(&fd, 0, 1 << 20).unwrap();
-        mem.fill(0, 1 << 20, 1).unwrap();
-        assert_eq!(memfd_resident_bytes(&fd).unwrap(), 1 << 20);
-        punch_hole(&fd, 0, 1 << 20).unwrap();
-        assert_eq!(memfd_resident_bytes(&fd).unwrap(), 0);
-        assert_eq!(mem.load_u32(512).unwrap(), 0);
-    }
-
-    #[test]
     fn memory_can_prefer_a_node_that_is_there() {
         let mem = HostMem::anonymous(1 << 20).unwrap();
         match mem.prefer_node(0) {
@@ -768,16 +581,5 @@ mod tests {
             Err(error) => println!("SKIP mbind ({error})"),
         }
         assert!(mem.prefer_node(u32::MAX).is_err());
-    }
-
-    #[test]
-    fn a_truncated_file_map_is_an_error_not_a_signal() {
-        let file = tempfile::tempfile().unwrap();
-        file.set_len(1 << 16).unwrap();
-        let map = FileMap::new(&file, 0, 1 << 16).unwrap();
-        file.set_len(0).unwrap();
-        let sink = memfd("sink", 1 << 16).unwrap();
-        let error = map.write_to(0, 1 << 16, sink.as_fd(), 0).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
     }
 }

@@ -13,8 +13,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use beeline::verbs::{
-    Completion, CompletionOp, Connect, Context as RdmaContext, Cq, Endpoint, Mr, Nic, Payload, Qp,
-    QpCaps, QpKind, RecvWr, RemoteMemory, SendOp, SendWr, SoftOptions, Status,
+    Completion, CompletionOp, Connect, Context as RdmaContext, Cq, Endpoint, LinkKind, Mr, Nic,
+    Payload, Qp, QpCaps, QpKind, RecvWr, RemoteMemory, SendOp, SendWr, SoftOptions, Status,
 };
 use serde_json::Value;
 
@@ -265,6 +265,13 @@ fn client(
         "bw" => vec![run.bandwidth("write")?, run.bandwidth("read")?],
         _ => vec![run.latency(what)?],
     };
+    if matches!(resolved.link, LinkKind::Udp | LinkKind::Raw) {
+        // As it is when the work is done: it turns off by itself where the kernel refuses a piece.
+        let segmentation = nic.open().resolved().segmentation;
+        answer.line("pieces", &segmentation.to_string());
+        answer.set("segmentation", segmentation.as_str());
+        answer.set("segmentation_text", segmentation.to_string());
+    }
     for (text, _) in &rows {
         answer.text.push_str(text);
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::support::{
-    Run, beeline, beeline_with, command, folder, keys, names, pattern, same, sparse,
+    Run, beeline, beeline_with, command_by, folder, keys, names, pattern, same, sparse,
 };
 
 /// Large enough that a copy by one thread through two slots is still under way when it is disturbed.
@@ -194,7 +194,7 @@ fn a_route_that_cannot_write_leaves_the_old_file() {
 
 #[test]
 fn a_signal_during_a_copy_leaves_the_old_file_and_nothing_else() {
-    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
         let long = LongCopy::start();
         kill_process(Pid::from_child(&long.child), signal).unwrap();
         let (run, folder) = long.finish();
@@ -202,6 +202,34 @@ fn a_signal_during_a_copy_leaves_the_old_file_and_nothing_else() {
         assert_eq!(run.json()["error"]["code"], "cancelled");
         assert_eq!(names(folder.path()), ["source", "target"]);
         assert_eq!(fs::read(folder.path().join("target")).unwrap(), b"old");
+    }
+}
+
+#[test]
+fn a_terminal_that_closes_may_say_so_twice() {
+    let long = LongCopy::start();
+    for _ in 0..2 {
+        kill_process(Pid::from_child(&long.child), Signal::HUP).unwrap();
+        // Sent at once, two may become one.
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let (run, folder) = long.finish();
+    assert_eq!(run.code, Some(129), "{run:?}");
+    assert_eq!(run.json()["error"]["code"], "cancelled");
+    assert_eq!(names(folder.path()), ["source", "target"]);
+}
+
+#[test]
+fn a_signal_that_was_ignored_from_the_start_stays_ignored() {
+    for signal in [Signal::HUP, Signal::INT] {
+        let name = if signal == Signal::HUP { "HUP" } else { "INT" };
+        let long = LongCopy::start_with(&format!("--ignore-signal={name}"));
+        kill_process(Pid::from_child(&long.child), signal).unwrap();
+        kill_process(Pid::from_child(&long.child), Signal::TERM).unwrap();
+        let run = long.finish().0;
+        assert_eq!(run.code, Some(143), "{run:?}");
+        // Had the first cancelled, the second would have ended it without a word.
+        assert_eq!(run.json()["error"]["code"], "cancelled");
     }
 }
 
@@ -241,11 +269,16 @@ struct LongCopy {
 
 impl LongCopy {
     fn start() -> Self {
+        Self::start_with("--default-signal=HUP,INT,TERM")
+    }
+
+    /// With signals as `env` sets them: a test that runs in the background may have some ignored.
+    fn start_with(signals: &str) -> Self {
         let folder = folder();
         let (source, target) = (folder.path().join("source"), folder.path().join("target"));
         sparse(&source, LONG);
         fs::write(&target, b"old").unwrap();
-        let child = command()
+        let child = command_by("env", &[signals])
             .args(["copy", "--via=sim:0", "--pool=8M", "--threads=1", "--json"])
             .args([&source, &target])
             .stdout(Stdio::piped())

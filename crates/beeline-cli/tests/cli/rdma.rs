@@ -50,6 +50,7 @@ fn two_processes_share_memory() {
         let json = beeline(&args).ok().json();
         assert_eq!(json["command"], format!("rdma {what}"));
         assert_eq!((&json["link"], &json["compared"]), (&"local".into(), &true.into()), "{json}");
+        assert!(json["segmentation"].is_null(), "nothing is cut there: {json}");
         let result = &json["results"][0];
         let key = if what == "bw" { "gb_per_s" } else { "us_typical" };
         assert!(result[key].as_f64().unwrap() > 0.0, "{json}");
@@ -74,11 +75,19 @@ fn packets_between_two_addresses_leave_a_trace() {
         beeline(&args)
     };
     let text = run("ping", &["-n", "20", "--pcap", trace.to_str().unwrap()]).ok().stdout;
-    assert!(text.contains("ping"), "{text}");
+    assert!(text.contains("ping") && text.contains("pieces     off: a trace"), "{text}");
     let bytes = std::fs::read(&trace).unwrap();
     assert_eq!(bytes[..4], 0xa1b2_3c4d_u32.to_le_bytes());
     assert!(bytes.len() > 24 + 40 * (16 + 28 + 16), "{}", bytes.len());
-    run("bw", &["-n", "20", "--size", "100000"]).ok();
+    let json = run("bw", &["-n", "20", "--size", "100000", "--json"]).ok().json();
+    // A kernel of before 4.18 does not cut.
+    let of = json["segmentation"].as_str().unwrap();
+    assert!(["loopback", "off"].contains(&of), "{json}");
+    assert!(json["segmentation_text"].as_str().unwrap().contains(if of == "off" {
+        "off"
+    } else {
+        "on"
+    }));
     // More than is lent: the server says so.
     let refused = run("write", &["--size", "128M", "--json"]);
     assert_eq!(refused.code, Some(2), "{refused:?}");

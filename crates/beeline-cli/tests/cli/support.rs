@@ -47,7 +47,17 @@ impl Run {
 
 /// The command with no settings from the environment of the test.
 pub(crate) fn command() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_beeline"));
+    without_settings(Command::new(env!("CARGO_BIN_EXE_beeline")))
+}
+
+/// The same, started by `program` with `args` of its own.
+pub(crate) fn command_by(program: &str, args: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(args).arg(env!("CARGO_BIN_EXE_beeline"));
+    without_settings(command)
+}
+
+fn without_settings(mut command: Command) -> Command {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("BEELINE_") {
             command.env_remove(name);

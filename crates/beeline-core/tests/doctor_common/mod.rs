@@ -66,6 +66,7 @@ fn collect(root: &Path, dir: &Path, files: &mut Vec<(String, Vec<u8>)>) {
 pub mod cases;
 pub mod more;
 pub mod run_time;
+pub mod silent;
 
 /// A machine from the inputs of a case; `None` where a handed file is needed and absent.
 pub fn from_inputs(inputs: &[&str]) -> Option<Machine> {

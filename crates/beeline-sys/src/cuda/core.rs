@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use super::device::{Context, lock};
 use super::error::Error;
-use super::memory::{DeviceMem, HostRegistration};
+use super::memory::DeviceMem;
 use super::module::Module;
+use super::registration::HostRegistration;
 use super::types::*;
 
 /// Operations behind which the stream records an event of its own, where the caller records none.

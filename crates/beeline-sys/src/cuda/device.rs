@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::core::Core;
 use super::error::{Error, Failure, OpenError, Version};
-use super::memory::Owner;
+use super::pointer::Owner;
 use super::stream::ForeignStream;
 use super::table::{self, Loaded, Table};
 use super::types::*;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::device::{Driver, StreamGuard};
 use super::error::Error;
-use super::memory::HostRegistration;
+use super::registration::HostRegistration;
 use super::stage::Turns;
 use super::stream::ForeignStream;
 use super::types::*;

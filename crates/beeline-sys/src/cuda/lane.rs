@@ -10,7 +10,8 @@ use beeline_core::addr::DevicePtr;
 
 use super::device::{Context, Current};
 use super::error::Error;
-use super::memory::{HostRegistration, size};
+use super::memory::size;
+use super::registration::HostRegistration;
 use super::types::*;
 use crate::mem::HostMem;
 

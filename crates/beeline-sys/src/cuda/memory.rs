@@ -1,19 +1,19 @@
-//! Device memory, host memory that a device can reach, and what the driver knows about a pointer.
+//! Device memory.
 
 use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use beeline_core::addr::{DevicePtr, VirtAddr, align_up};
+use beeline_core::addr::{DevicePtr, align_up};
 
 use super::core::Core;
-use super::device::{Context, Driver};
+use super::device::Context;
 use super::error::Error;
 use super::types::*;
-use crate::mem::{FileMap, HostMem, OutOfBounds};
+use crate::mem::OutOfBounds;
 
 /// Device memory. Freed with the last handle; a stream that still uses it holds one.
 pub struct DeviceMem {
@@ -112,7 +112,7 @@ impl DeviceMem {
     ///
     /// The function is safe because the driver checks device addresses: if the promise is broken, a
     /// copy fails or hits other memory of the device, never memory of this program's. Ask
-    /// [`PointerInfo::of`] first what the pointer is.
+    /// [`PointerInfo::of`](super::PointerInfo::of) first what the pointer is.
     pub fn foreign(
         context: &Arc<Context>,
         ptr: DevicePtr,
@@ -375,251 +375,6 @@ impl Drop for Mapping {
             let _ = unsafe { release(handle) };
         }
     }
-}
-
-/// Host memory that devices read and write directly, until the last handle is gone.
-pub struct HostRegistration {
-    context: Arc<Context>,
-    host: Host,
-    /// The address that devices know the memory by.
-    device_ptr: u64,
-    len: u64,
-}
-
-enum Host {
-    Memory(Arc<HostMem>),
-    File(Arc<FileMap>),
-}
-
-impl HostRegistration {
-    /// Registers `mem` with every context of the process (portable).
-    ///
-    /// # Errors
-    /// `OUT_OF_MEMORY` where the host cannot lock so much, `HOST_MEMORY_ALREADY_REGISTERED`.
-    pub fn pin(context: &Arc<Context>, mem: Arc<HostMem>) -> Result<Self, Error> {
-        let (addr, len) = (mem.addr(), mem.len());
-        let flags = HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP;
-        let device_ptr = register(context, addr, len, flags)?;
-        context.counters.pinned.fetch_add(len, Ordering::Relaxed);
-        Ok(Self { context: Arc::clone(context), host: Host::Memory(mem), device_ptr, len })
-    }
-
-    /// Registers the mapped pages of a file for reading, with every context of the process.
-    ///
-    /// A device that cannot register read-only memory is asked to take it as it is; where the kernel
-    /// refuses that for a read-only mapping, the driver's first answer is the error.
-    ///
-    /// # Errors
-    /// `NOT_SUPPORTED`, `NOT_PERMITTED` or `INVALID_VALUE` where such pages cannot be registered.
-    pub fn map(context: &Arc<Context>, map: Arc<FileMap>) -> Result<Self, Error> {
-        let (addr, len) = (map.addr(), map.len());
-        let flags = HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP;
-        let first = register(context, addr, len, flags | HOST_REGISTER_READ_ONLY);
-        let unfit =
-            |result| matches!(result, Some(CuResult::NOT_SUPPORTED | CuResult::INVALID_VALUE));
-        let device_ptr = match first {
-            Err(error) if unfit(error.result()) => {
-                register(context, addr, len, flags).map_err(|_| error)?
-            }
-            other => other?,
-        };
-        context.counters.mapped.fetch_add(len, Ordering::Relaxed);
-        Ok(Self { context: Arc::clone(context), host: Host::File(map), device_ptr, len })
-    }
-
-    /// Length in bytes.
-    pub const fn len(&self) -> u64 {
-        self.len
-    }
-
-    /// Whether there is no byte. Always false: an empty mapping cannot be made.
-    pub const fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Whether devices may write it too.
-    pub const fn is_writable(&self) -> bool {
-        matches!(self.host, Host::Memory(_))
-    }
-
-    /// The CPU's address of `[offset, offset + len)`, if the range lies inside.
-    pub(super) fn at(&self, offset: u64, len: u64) -> Result<*mut c_void, OutOfBounds> {
-        self.check(offset, len)?;
-        let at = self.addr().as_u64() + offset;
-        Ok(std::ptr::with_exposed_provenance_mut(at as usize))
-    }
-
-    /// The address that devices know the memory by.
-    pub const fn device_ptr(&self) -> DevicePtr {
-        DevicePtr::new(self.device_ptr)
-    }
-
-    /// The device's address of `[offset, offset + len)`, if the range lies inside.
-    pub(super) fn device_at(&self, offset: u64, len: u64) -> Result<u64, OutOfBounds> {
-        self.check(offset, len)?;
-        Ok(self.device_ptr + offset)
-    }
-
-    fn check(&self, offset: u64, len: u64) -> Result<(), OutOfBounds> {
-        if offset > self.len || len > self.len - offset {
-            return Err(OutOfBounds { offset, len, size: self.len });
-        }
-        Ok(())
-    }
-
-    fn addr(&self) -> VirtAddr {
-        match &self.host {
-            Host::Memory(mem) => mem.addr(),
-            Host::File(map) => map.addr(),
-        }
-    }
-
-    fn counter(&self) -> &AtomicU64 {
-        match &self.host {
-            Host::Memory(_) => &self.context.counters.pinned,
-            Host::File(_) => &self.context.counters.mapped,
-        }
-    }
-}
-
-fn register(context: &Context, addr: VirtAddr, len: u64, flags: u32) -> Result<u64, Error> {
-    let table = context.table();
-    let (start, bytes) =
-        (std::ptr::with_exposed_provenance_mut(addr.as_u64() as usize), size(len)?);
-    let values = || format!("{len} bytes at {addr}, flags {flags:#x}");
-    let _current = context.enter()?;
-    // SAFETY: the range is a mapping that the caller's handle keeps until it is unregistered.
-    let result = unsafe { (table.cuMemHostRegister)(start, bytes, flags) };
-    context.check("cuMemHostRegister", result, values)?;
-    let mut device_ptr = 0;
-    // SAFETY: `device_ptr` is a place for one device pointer; the range was registered above.
-    let result = unsafe { (table.cuMemHostGetDevicePointer)(&raw mut device_ptr, start, 0) };
-    let answer = context.check("cuMemHostGetDevicePointer", result, values);
-    if answer.is_err() {
-        // SAFETY: registered above, and nobody knows of it yet.
-        let _ = unsafe { (table.cuMemHostUnregister)(start) };
-    }
-    answer.map(|()| device_ptr)
-}
-
-impl Drop for HostRegistration {
-    fn drop(&mut self) {
-        if let Ok(_current) = self.context.enter() {
-            let start = std::ptr::with_exposed_provenance_mut(self.addr().as_u64() as usize);
-            // SAFETY: registered by this value; operations that use it hold a handle, so none is left.
-            let _ = unsafe { (self.context.table().cuMemHostUnregister)(start) };
-        }
-        self.counter().fetch_sub(self.len, Ordering::Relaxed);
-    }
-}
-
-impl fmt::Debug for HostRegistration {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "HostRegistration({} bytes at {})", self.len, self.addr())
-    }
-}
-
-/// What the driver knows about a pointer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PointerInfo {
-    /// Where it points; [`MemoryType::UNKNOWN`] where the driver does not know it.
-    pub memory: MemoryType,
-    /// Whether it is managed memory, which the driver moves between host and devices.
-    pub managed: bool,
-    /// Ordinal of the device it belongs to.
-    pub device: i32,
-    /// Start of its allocation.
-    pub start: DevicePtr,
-    /// Length of its allocation in bytes.
-    pub len: u64,
-    /// Whether it belongs to the context asked, or to none (pools and virtual memory belong to none).
-    pub of_context: bool,
-}
-
-impl PointerInfo {
-    /// Asks about `ptr`. A pointer that the driver does not know is no error here.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn of(context: &Context, ptr: DevicePtr) -> Result<Self, Error> {
-        let _current = context.enter()?;
-        let (mut info, owner) = ask(context.device().driver(), ptr)?;
-        info.of_context = context.is(owner);
-        Ok(info)
-    }
-
-    /// Asks about `ptr` with whatever context is current, or without one where the driver allows that;
-    /// else with the context of a device that the process uses already. No context is made. `of_context`
-    /// is false; the owner is the second answer. `None` where the process uses no device.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn find(driver: &Arc<Driver>, ptr: DevicePtr) -> Result<Option<(Self, Owner)>, Error> {
-        let homeless = |e: &Error| {
-            matches!(e.result(), Some(CuResult::INVALID_CONTEXT | CuResult::NOT_INITIALIZED))
-        };
-        match ask(driver, ptr) {
-            Err(error) if homeless(&error) => {}
-            found => return found.map(Some),
-        }
-        for ordinal in 0..driver.device_count()? {
-            let device = driver.device(ordinal)?;
-            if device.has_primary() {
-                let context = device.retain_primary()?;
-                let _current = context.enter()?;
-                return ask(driver, ptr).map(Some);
-            }
-        }
-        Ok(None)
-    }
-}
-
-/// The context that memory belongs to, as a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owner(pub(super) RawContext);
-
-impl Owner {
-    /// Whether it is no context: memory of pools and virtual memory belong to none.
-    pub fn is_none(self) -> bool {
-        self.0 == RawContext::NULL
-    }
-}
-
-/// Asks with the context that is current.
-fn ask(driver: &Driver, ptr: DevicePtr) -> Result<(PointerInfo, Owner), Error> {
-    const ASKED: [PointerAttribute; 6] = [
-        PointerAttribute::CONTEXT,
-        PointerAttribute::MEMORY_TYPE,
-        PointerAttribute::IS_MANAGED,
-        PointerAttribute::DEVICE_ORDINAL,
-        PointerAttribute::RANGE_START_ADDR,
-        PointerAttribute::RANGE_SIZE,
-    ];
-    let (mut owner, mut memory, mut managed) = (RawContext::NULL, MemoryType::UNKNOWN, 0_u32);
-    let (mut device, mut start, mut len) = (-1_i32, 0_u64, 0_usize);
-    let places: [*mut c_void; 6] = [
-        (&raw mut owner).cast(),
-        (&raw mut memory).cast(),
-        (&raw mut managed).cast(),
-        (&raw mut device).cast(),
-        (&raw mut start).cast(),
-        (&raw mut len).cast(),
-    ];
-    let get = driver.table().cuPointerGetAttributes;
-    // SAFETY: six attributes and six places, each of the type (or larger than the type) that
-    // cuda.h gives its attribute; the pointer asked about is a number that is not followed.
-    let result = unsafe { get(6, ASKED.as_ptr(), places.as_ptr(), ptr.as_u64()) };
-    driver.check("cuPointerGetAttributes", result, || ptr.to_string())?;
-    let info = PointerInfo {
-        memory,
-        managed: managed != 0,
-        device,
-        start: DevicePtr::new(start),
-        len: len as u64,
-        of_context: false,
-    };
-    Ok((info, Owner(owner)))
 }
 
 /// A length as the driver takes it.

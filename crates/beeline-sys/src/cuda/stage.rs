@@ -12,7 +12,8 @@ use super::device::{Driver, StreamGuard, lock};
 use super::error::Error;
 use super::gate::{ENDED, Gate, Gates};
 use super::image::{Images, images};
-use super::memory::{HostRegistration, Owner};
+use super::pointer::Owner;
+use super::registration::HostRegistration;
 use super::stream::ForeignStream;
 use super::types::*;
 

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use super::core::{Core, Event, Held};
 use super::device::Context;
 use super::error::Error;
-use super::memory::{DeviceMem, HostRegistration, size};
+use super::memory::{DeviceMem, size};
 use super::module::{Arg, Module, Packed};
+use super::registration::HostRegistration;
 use super::types::*;
 
 /// Streams that may be dropped with work in flight before no new one is made.

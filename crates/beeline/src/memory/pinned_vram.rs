@@ -3,11 +3,14 @@
 //! What a queue in device memory needs is stated when it is allocated and checked there: it is ordinary
 //! memory of one device (not managed, not of a pool that may be trimmed), it stays at its bus address, and
 //! a NIC may be given it. Each device has a budget for it, so that one user cannot take what another
-//! needs; an error says who holds it.
+//! needs; an error says who holds it. Writes to it keep their order whatever a registration asks for, also where it is
+//! reached by another buffer: somebody waits for a byte of it.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, OnceLock};
+
+use beeline_core::addr::DevicePtr;
 
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Buffer, DeviceId, Gpu, sim};
@@ -36,8 +39,15 @@ struct Charge {
 #[derive(Default)]
 struct Ledger {
     next: u64,
-    /// Holder and bytes, by device and number.
-    held: BTreeMap<(String, u64), (String, u64)>,
+    /// By device and number.
+    held: BTreeMap<(String, u64), Holding>,
+}
+
+struct Holding {
+    holder: String,
+    bytes: u64,
+    /// Where it is; nowhere while it is being allocated.
+    ptr: Option<DevicePtr>,
 }
 
 fn ledger() -> &'static Mutex<Ledger> {
@@ -62,6 +72,7 @@ impl PinnedVram {
         let charge = Charge::take(gpu.id(), len, holder)?;
         let buffer = gpu.alloc(len)?;
         check(&buffer)?;
+        charge.is_at(buffer.ptr());
         let attached = match buffer.allocation_sim() {
             Some(allocation) if buffer.window().is_ok() => {
                 Some(sim::Attachment::pinned(allocation, holder)?)
@@ -83,6 +94,18 @@ impl PinnedVram {
     pub fn budget_left(gpu: &Gpu) -> u64 {
         BUDGET_BYTES.saturating_sub(lock(ledger()).used(&gpu.id().to_string()))
     }
+}
+
+/// Who holds a byte of `buffer` as pinned memory, if anybody does: by this buffer or another one.
+pub(crate) fn holder_of(buffer: &Buffer) -> Option<String> {
+    let (device, at) = (buffer.gpu().id().to_string(), buffer.ptr().as_u64());
+    let end = at.saturating_add(buffer.len());
+    let ledger = lock(ledger());
+    let overlaps = |one: &&Holding| {
+        let start = one.ptr.map(DevicePtr::as_u64);
+        start.is_some_and(|start| start < end && at < start.saturating_add(one.bytes))
+    };
+    ledger.of(&device).find(overlaps).map(|one| one.holder.clone())
 }
 
 /// The properties that a queue in device memory rests on.
@@ -111,7 +134,7 @@ impl Charge {
             let holders: Vec<String> = ledger
                 .of(&name)
                 .take(8)
-                .map(|(holder, bytes)| format!("{holder}: {bytes}"))
+                .map(|one| format!("{}: {}", one.holder, one.bytes))
                 .collect();
             let text = format!(
                 "{device} has {} of {BUDGET_BYTES} bytes for pinned device memory left, {len} wanted by \
@@ -125,18 +148,25 @@ impl Charge {
         }
         let number = ledger.next;
         ledger.next += 1;
-        ledger.held.insert((name, number), (holder.to_owned(), len));
+        let holding = Holding { holder: holder.to_owned(), bytes: len, ptr: None };
+        ledger.held.insert((name, number), holding);
         Ok(Self { device, number })
+    }
+
+    fn is_at(&self, ptr: DevicePtr) {
+        if let Some(one) = lock(ledger()).held.get_mut(&(self.device.to_string(), self.number)) {
+            one.ptr = Some(ptr);
+        }
     }
 }
 
 impl Ledger {
-    fn of<'a>(&'a self, device: &'a str) -> impl Iterator<Item = &'a (String, u64)> {
+    fn of<'a>(&'a self, device: &'a str) -> impl Iterator<Item = &'a Holding> {
         self.held.iter().filter(move |((known, _), _)| known == device).map(|(_, held)| held)
     }
 
     fn used(&self, device: &str) -> u64 {
-        self.of(device).map(|(_, bytes)| bytes).sum()
+        self.of(device).map(|one| one.bytes).sum()
     }
 }
 

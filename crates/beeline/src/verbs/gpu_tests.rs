@@ -85,7 +85,8 @@ impl Side {
 }
 
 fn connected(a: Side, b: Side) -> (Side, Side) {
-    let connect = Connect { timeout: 15, ..Connect::default() };
+    // Copies of simulated devices take long under a sanitizer, and nothing is lost here.
+    let connect = Connect { timeout: 20, ..Connect::default() };
     a.qp.connect(&b.qp.endpoint(), &connect).unwrap();
     b.qp.connect(&a.qp.endpoint(), &connect).unwrap();
     (a, b)

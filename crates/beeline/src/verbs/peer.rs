@@ -21,28 +21,25 @@
 //! Of a peer's messages so many are read at a time, and numbers only grow: a peer that sends without end
 //! holds nobody up and fills nothing.
 
+mod guard;
+mod wire;
+
 use std::collections::{HashMap, HashSet};
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use beeline_core::rc::MemFault;
-use beeline_core::roce::Packet;
 use beeline_sys::mem::{HostMem, PeerMem};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
 
+pub(super) use self::guard::PeerLock;
+pub(super) use self::wire::{Message, cookies_in, receive, send};
+use self::wire::{PIECE, cookies_of, refer};
 use super::lent::{Fetches, Lent, What};
 use super::stage::{STAGE_BYTES_MAX, Stage, StageMem, StageSlot};
 use crate::config::StageConfig;
 use crate::gpu::{Buffer, Gpu};
-use crate::lock;
 use crate::memory::GpuMemory;
 
 /// Regions given to the peer, and taken from it, at most. What is registered beyond goes through the
@@ -51,21 +48,11 @@ const REGIONS_MAX: usize = 4096;
 /// Handles of GPU memory that wait until there is a GPU to map them: each is a descriptor.
 const PENDING_MAX: usize = 64;
 
-/// Bytes of a reference to one piece of memory: region, offset, length, and the cookie that is released
-/// when its bytes have been fetched.
-const PIECE: usize = 32;
-
-/// First word of every message, with the version of what is said.
-const MAGIC: u64 = 0x6265_656c_696e_0003;
-
 /// Set in the number of a region that lies on a GPU.
 const ON_GPU: u64 = 1 << 63;
 
 /// Set in the number of staging memory.
 const ON_STAGE: u64 = 1 << 62;
-
-/// Descriptors of one message at most.
-const FDS_MAX: usize = 2;
 
 /// Messages read at a time: more than the peer's socket holds, so that what was sent before is read, and
 /// a peer that goes on sending is not followed.
@@ -106,55 +93,6 @@ pub(super) struct Peer {
     stage_failed: bool,
     /// The peer is gone, or said something that is not understood.
     ended: bool,
-}
-
-/// The peer behind a lock, with a flag beside it: nobody takes the lock to find that there is nothing to tell.
-#[derive(Debug)]
-pub(super) struct PeerLock {
-    peer: Mutex<Peer>,
-    news: AtomicBool,
-}
-
-impl PeerLock {
-    pub(super) const fn new(peer: Peer) -> Self {
-        Self { peer: Mutex::new(peer), news: AtomicBool::new(false) }
-    }
-
-    pub(super) fn lock(&self) -> PeerGuard<'_> {
-        PeerGuard { peer: lock(&self.peer), news: &self.news }
-    }
-
-    /// Whether the peer is to be told something.
-    pub(super) fn has_news(&self) -> bool {
-        self.news.load(Ordering::Relaxed)
-    }
-}
-
-/// The locked peer. Whatever is done to it, the flag is right afterwards.
-pub(super) struct PeerGuard<'a> {
-    peer: MutexGuard<'a, Peer>,
-    news: &'a AtomicBool,
-}
-
-impl Deref for PeerGuard<'_> {
-    type Target = Peer;
-
-    fn deref(&self) -> &Peer {
-        &self.peer
-    }
-}
-
-impl DerefMut for PeerGuard<'_> {
-    fn deref_mut(&mut self) -> &mut Peer {
-        &mut self.peer
-    }
-}
-
-impl Drop for PeerGuard<'_> {
-    fn drop(&mut self) {
-        let news = self.peer.is_urgent() || self.peer.fetches.to_tell().is_some();
-        self.news.store(news, Ordering::Relaxed);
-    }
 }
 
 /// Bytes of the peer's memory.
@@ -209,12 +147,6 @@ impl PeerRegion {
         };
         read.map_err(|_| MemFault)
     }
-}
-
-/// Two words and what came with them.
-pub(super) struct Message {
-    pub(super) words: [u64; 2],
-    pub(super) fds: Vec<OwnedFd>,
 }
 
 impl Peer {
@@ -524,80 +456,6 @@ impl Peer {
             }
             Err(error) => tracing::info!(%error, "staging memory of a local peer is not mapped"),
         }
-    }
-}
-
-/// Appends a reference to `len` bytes at `offset` of a region given to the peer.
-fn refer(buffer: &mut Vec<u8>, number: u64, offset: u64, len: u32, cookie: u64) {
-    for word in [number, offset, u64::from(len), cookie] {
-        buffer.extend_from_slice(&word.to_le_bytes());
-    }
-}
-
-/// The cookies of a reference.
-fn cookies_of(reference: &[u8]) -> impl Iterator<Item = u64> {
-    reference.as_chunks::<PIECE>().0.iter().filter_map(|piece| {
-        let (_, cookie) = piece.split_last_chunk::<8>()?;
-        Some(u64::from_le_bytes(*cookie))
-    })
-}
-
-/// The cookies in a packet of a local link: none where it carries its payload.
-pub(super) fn cookies_in(datagram: &[u8]) -> impl Iterator<Item = u64> {
-    let names = datagram.split_last_chunk().is_some_and(|(_, last)| *last != [0_u8; 4]);
-    let packet = names.then(|| Packet::parse_local(datagram).ok()).flatten();
-    let reference = packet.filter(|packet| packet.referenced > 0);
-    let reference = reference.and_then(|packet| datagram.get(packet.payload)).unwrap_or_default();
-    cookies_of(reference)
-}
-
-/// Sends a message whole.
-pub(super) fn send(
-    socket: &UnixStream,
-    [first, second]: [u64; 2],
-    fds: &[BorrowedFd<'_>],
-) -> io::Result<()> {
-    let mut bytes = [0; 24];
-    for (into, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip([MAGIC, first, second]) {
-        *into = word.to_le_bytes();
-    }
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    let flags = SendFlags::NOSIGNAL;
-    let sent = rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags)?;
-    // A message so short is never cut by the kernel; if it were, the peer would end the connection.
-    if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
-}
-
-/// Receives a message whole.
-pub(super) fn receive(socket: &UnixStream) -> io::Result<Message> {
-    let mut bytes = [0; 24];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = rustix::net::recvmsg(
-        socket.as_fd(),
-        &mut [IoSliceMut::new(&mut bytes)],
-        &mut control,
-        RecvFlags::CMSG_CLOEXEC,
-    )?;
-    let mut fds = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
-        }
-    }
-    let (words, _) = bytes.as_chunks::<8>();
-    let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
-    match (received.bytes, words.as_slice()) {
-        (0, _) => Err(io::ErrorKind::UnexpectedEof.into()),
-        (24, [MAGIC, first, second]) => Ok(Message { words: [*first, *second], fds }),
-        _ => Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "the peer is no local NIC of this version",
-        )),
     }
 }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use beeline::verbs::{
-    Access, AsyncEvent, CompletionOp, Destination, GRH_LEN, HostMem, Payload, Psn, QpAttr, QpCaps,
-    QpKind, QpState, RecvWr, Remote, Rkey, SendOp, SendWr, Status,
+    Access, AsyncEvent, CompletionOp, Destination, GRH_LEN, HostMem, Lkey, Payload, Psn, QpAttr,
+    QpCaps, QpKind, QpState, RecvWr, Remote, Rkey, SendOp, SendWr, Sge, Status,
 };
 
 use super::side::{Side, WAIT, connect, pattern, usual};
@@ -52,6 +52,7 @@ pub(crate) const CASES: &[(&str, Case)] = &[
     ("a receive queue is full", a_receive_queue_is_full),
     ("a completion queue is overrun", a_completion_queue_is_overrun),
     ("a shared receive queue", a_shared_receive_queue),
+    ("a queue pair goes in the middle of a message", goes_in_the_middle),
     ("what is posted is flushed", what_is_posted_is_flushed),
     ("a queue pair is used again", a_queue_pair_is_used_again),
     ("a region in use", a_region_in_use),
@@ -384,6 +385,61 @@ fn a_shared_receive_queue(a: &Side, b: &Side, _: Can) {
     // All places are free again.
     for id in 0..8 {
         srq.post_recv(b.recv(id, 0, 64)).unwrap();
+    }
+}
+
+/// A SEND that ends behind its first packets has taken a receive that no message completes. The queue pair is
+/// destroyed with it, or reset: the shared queue has its places again.
+fn goes_in_the_middle(a: &Side, b: &Side, _: Can) {
+    const RECEIVES: usize = 4;
+    const LEN: u32 = 128 << 10;
+    let srq = b.pd.create_srq(RECEIVES as u32, 1).unwrap();
+    let make = || {
+        let pair = b.pd.create_qp_with_srq(QpKind::Rc, &b.cq, &b.cq, QpCaps::default(), &srq);
+        (a.qp(), pair.unwrap())
+    };
+    // Until there is no more room.
+    let fill = || (0..).take_while(|id| srq.post_recv(b.recv(*id, 0, LEN)).is_ok()).count();
+    assert_eq!(fill(), RECEIVES);
+    for turn in 0..3 * RECEIVES {
+        let (at_a, at_b) = make();
+        connect(&at_a, &at_b, (&usual(), &usual()));
+        a.mem.fill(0, u64::from(LEN), turn as u8 + 1).unwrap();
+        let mut part = a.wr(1, SendOp::Send { imm: None }, 0, LEN / 2);
+        if let Payload::Sges(sges) = &mut part.payload {
+            // A key that is nobody's.
+            sges.push(Sge { lkey: Lkey::new(sges[0].lkey.as_u32() ^ 0x5a00), ..sges[0] });
+        }
+        at_a.post_send(part).unwrap();
+        assert_ne!(a.done().status, Status::Success);
+        // Where anything of it is sent, until it is there.
+        let end = Instant::now() + Duration::from_millis(50);
+        while b.bytes(0, 1) != [turn as u8 + 1] && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if turn % 2 == 1 {
+            at_b.modify(QpState::Reset, &QpAttr::default()).unwrap();
+        }
+        drop((at_a, at_b));
+        fill();
+        while b.cq.poll().unwrap().is_some() {}
+    }
+    assert_eq!(b.context.poll_async(), None, "nobody asked for the event of the last receive");
+    let (at_a, at_b) = make();
+    connect(&at_a, &at_b, (&usual(), &usual()));
+    // As many as there may be under way and more, so that none from before is left.
+    for turn in 0..3 * RECEIVES {
+        a.mem.fill(0, u64::from(LEN), turn as u8).unwrap();
+        at_a.post_send(a.wr(2, SendOp::Send { imm: None }, 0, LEN)).unwrap();
+        a.good(2);
+        assert_eq!(b.done().status, Status::Success);
+        assert_eq!(b.bytes(0, LEN as usize), [turn as u8; LEN as usize]);
+        fill();
+    }
+    for _ in 0..RECEIVES {
+        at_a.post_send(a.wr(3, SendOp::Send { imm: None }, 0, 8)).unwrap();
+        a.good(3);
+        assert_eq!(b.done().status, Status::Success);
     }
 }
 

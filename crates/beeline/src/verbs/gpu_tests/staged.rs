@@ -76,6 +76,39 @@ fn both_directions_at_once_pass_through_staging_memory_and_its_slots_come_back()
     }
 }
 
+/// Every slot, as if the peer kept them.
+fn take_all(stage: &Arc<stage::Stage>) -> Vec<Arc<stage::StageSlot>> {
+    let of = |bytes: u64| std::iter::from_fn(move || stage.take(bytes));
+    of(1).chain(of(stage.slot_bytes())).collect()
+}
+
+/// One slot for several requests: each packet names its own bytes in it.
+#[test]
+fn neighbours_that_waited_for_a_slot_share_one() {
+    const LEN: u32 = 100_001;
+    let (nic_a, nic_b) = nics(true);
+    let (a, b) = connected(
+        Side::new(&nic_a, Profile::Plain, false),
+        Side::new(&nic_b, Profile::Plain, false),
+    );
+    let stage = staged(&nic_a);
+    let data = pattern(8 << 20, 5);
+    a.put(0, &data);
+    for round in 0..4 {
+        let kept = take_all(&stage);
+        for id in 8 * round..8 * round + 8 {
+            let at = id * u64::from(LEN);
+            a.post(id, SendOp::Write { remote: b.mr.remote_at(at), imm: None }, at, LEN);
+        }
+        // Until all of them wait; not so long that they would go through the ring.
+        std::thread::sleep(Duration::from_millis(10));
+        drop(kept);
+        (0..8).for_each(|_| assert_eq!(a.done().status, Status::Success));
+    }
+    let whole = 32 * LEN as usize;
+    assert!(b.get(0, whole) == data[..whole]);
+}
+
 #[test]
 fn without_a_free_slot_bytes_go_through_the_ring() {
     let (nic_a, nic_b) = nics(true);
@@ -84,13 +117,7 @@ fn without_a_free_slot_bytes_go_through_the_ring() {
         Side::new(&nic_b, Profile::Plain, false),
     );
     let stage = staged(&nic_a);
-    // As if the peer kept them all.
-    let mut kept = Vec::new();
-    for bytes in [1, stage.slot_bytes()] {
-        while let Some(slot) = stage.take(bytes) {
-            kept.push(slot);
-        }
-    }
+    let kept = take_all(&stage);
     let data = pattern(8 << 20, 3);
     a.put(0, &data);
     (0..4).for_each(|id| write(&a, &b, id, 2 << 20));

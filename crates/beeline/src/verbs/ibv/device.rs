@@ -14,7 +14,7 @@ use rustix::event::epoll;
 
 use super::super::AsyncEvent;
 use super::super::soft::eventfd;
-use super::cq::Cq;
+use super::cq::{Cq, Queues};
 use super::mr::Region;
 use super::{PortResolved, driver_error, stats};
 use crate::error::{Error, Result};
@@ -46,6 +46,8 @@ pub(in crate::verbs) struct Device {
     pub(super) regions: RwLock<HashMap<Lkey, Arc<Region>>>,
     /// Completion queues by the name that events name them by.
     pub(super) cqs: Mutex<HashMap<usize, Weak<Cq>>>,
+    /// Queue pairs with a shared receive queue, by their number.
+    pub(super) takers: Mutex<HashMap<u32, Weak<Queues>>>,
     events: Events,
     importer: OnceLock<Importer>,
 }
@@ -92,6 +94,7 @@ impl Device {
             resolved,
             regions: RwLock::default(),
             cqs: Mutex::default(),
+            takers: Mutex::default(),
             events: Events { queue: Mutex::default(), waiting, either },
             importer: OnceLock::new(),
         }))
@@ -178,7 +181,11 @@ impl Device {
             10 => AsyncEvent::PortError,
             14 => AsyncEvent::SrqError,
             15 => AsyncEvent::SrqLimit,
-            16 => AsyncEvent::LastWqeReached(qpn),
+            16 => {
+                let taker = lock(&self.takers).get(&event.qpn).and_then(Weak::upgrade)?;
+                taker.last.as_ref().filter(|last| last.reach())?;
+                AsyncEvent::LastWqeReached(qpn)
+            }
             18 => AsyncEvent::GidChange,
             other => AsyncEvent::Other(other),
         })

@@ -11,6 +11,7 @@ mod mr;
 mod qp;
 mod queue;
 mod select;
+mod srq;
 mod stats;
 
 use std::io;
@@ -23,7 +24,8 @@ use beeline_sys::ibverbs as sys;
 pub(super) use cq::Cq;
 pub(super) use device::{Device, Pd};
 pub(super) use mr::Mr;
-pub(super) use qp::{Qp, Srq};
+pub(super) use qp::Qp;
+pub(super) use srq::Srq;
 
 use super::Nic;
 use crate::error::{Error, Kind, Result};

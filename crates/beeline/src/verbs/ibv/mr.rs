@@ -17,8 +17,8 @@ use super::device::Pd;
 use super::driver_error;
 use super::qp::access_flags;
 use crate::error::{Error, Kind, Result};
-use crate::memory::GpuMemory;
 use crate::memory::dmabuf::{DmaBuf, Kind as ExportKind};
+use crate::memory::{GpuMemory, pinned_vram};
 use crate::{probe, write_lock};
 
 /// A memory region of a NIC of the kernel's.
@@ -49,7 +49,8 @@ impl Mr {
             kind: memory.kind(),
         };
         wanted.check().map_err(|error| Error::refused("cannot register memory").because(error))?;
-        let (relaxed, why) = ordering(pd, access);
+        let known = pd.device.context.has_relaxed_ordering();
+        let (relaxed, why) = ordering(access, memory, known);
         let flags = access_flags(access) | if relaxed { sys::Mr::RELAXED_ORDERING } else { 0 };
         let (mr, mut resolved) = take_a_way(pd, memory, flags)?;
         resolved.relaxed_ordering = relaxed;
@@ -122,8 +123,8 @@ impl Drop for Mr {
     }
 }
 
-/// Whether writes may pass one another, and why where that was asked for.
-fn ordering(pd: &Pd, access: Access) -> (bool, Option<Reason>) {
+/// Whether writes may pass one another, and why where that was asked for. `known`: the library knows the flag.
+fn ordering(access: Access, memory: &Memory, known: bool) -> (bool, Option<Reason>) {
     if !access.contains(Access::RELAXED_ORDERING) {
         return (false, None);
     }
@@ -131,7 +132,14 @@ fn ordering(pd: &Pd, access: Access) -> (bool, Option<Reason>) {
     if access.contains(Access::REMOTE_ATOMIC) {
         return refused("the region takes atomics, so it carries flags or counters");
     }
-    if !pd.device.context.has_relaxed_ordering() {
+    let pinned = match memory {
+        Memory::Gpu(gpu) => pinned_vram::holder_of(gpu.buffer()),
+        Memory::Host(_) | Memory::Device(_) => None,
+    };
+    if let Some(holder) = pinned {
+        return refused(&format!("the region is memory for queues and flags (of {holder})"));
+    }
+    if !known {
         return refused("this libibverbs has no such flag");
     }
     (true, Some(Reason::new(Code::RelaxedOrdering)))
@@ -272,4 +280,50 @@ fn refused(pd: &Pd, memory: &Memory, verb: Verb, code: Code, error: io::Error) -
     let action = format!("register {len} bytes at {address:#x}");
     let new = driver_error(pd.device.name(), &action, error);
     (why, probe::explained(new, &happened, &probe::gather(&options)))
+}
+
+#[cfg(test)]
+mod tests {
+    use beeline_core::addr::ByteRange;
+
+    use super::*;
+    use crate::config::SimConfig;
+    use crate::gpu::{Gpu, Profile};
+    use crate::memory::pinned_vram::PinnedVram;
+    use crate::verbs::HostMem;
+
+    /// Bulk memory may be written in any order, memory that somebody waits for a byte of may not.
+    #[test]
+    fn order_is_relaxed_for_bulk_memory_only() {
+        let config =
+            SimConfig { profile: Profile::Bar, memory_bytes: 4 << 20, ..SimConfig::default() };
+        let gpu = Gpu::simulated(&config).unwrap();
+        let bulk = gpu.alloc(65_536).unwrap();
+        let pinned = PinnedVram::alloc(&gpu, 65_536, "a test's ring").unwrap();
+        let flag = pinned.buffer().slice(ByteRange { start: 64, len: 8 }).unwrap();
+        let host = Memory::Host(Arc::new(HostMem::anonymous(4096).unwrap()));
+        let of = |buffer: &crate::gpu::Buffer| {
+            Memory::Gpu(GpuMemory::pinned(buffer, "a test").unwrap().into())
+        };
+        let asked = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::RELAXED_ORDERING;
+        let cases = [
+            (&host, asked, true, Ok(())),
+            (&of(&bulk), asked, true, Ok(())),
+            (&of(pinned.buffer()), asked, true, Err("a test's ring")),
+            (&of(&flag), asked, true, Err("queues and flags")),
+            (&of(&bulk), asked | Access::REMOTE_ATOMIC, true, Err("atomics")),
+            (&host, asked, false, Err("no such flag")),
+        ];
+        for (memory, access, known, expected) in cases {
+            let (relaxed, why) = ordering(access, memory, known);
+            let why = why.unwrap();
+            assert_eq!(relaxed, expected.is_ok(), "{why}");
+            assert!(why.detail.contains(expected.err().unwrap_or("")), "{why}");
+        }
+        assert_eq!(ordering(Access::ALL, &host, true), (false, None), "nobody asked");
+        // The memory is anybody's again.
+        let ptr = pinned.buffer().clone();
+        drop(pinned);
+        assert!(ordering(asked, &of(&ptr), true).0);
+    }
 }

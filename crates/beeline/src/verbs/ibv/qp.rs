@@ -1,4 +1,4 @@
-//! Queue pairs and shared receive queues.
+//! Queue pairs.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +18,7 @@ use super::cq::{Cq, Queues};
 use super::device::{Device, Pd};
 use super::driver_error;
 use super::queue::{Held, Posted, RecvQueue, SendQueue};
+use super::srq::{Last, Srq};
 use crate::error::{Error, Result};
 use crate::{lock, read_lock};
 
@@ -27,15 +28,23 @@ const INLINE_HALVINGS: u32 = 14;
 /// A queue pair of the kernel's.
 #[derive(Debug)]
 pub(in crate::verbs) struct Qp {
-    // Destroyed before what is posted lets go of its regions.
+    // Destroyed before what is posted lets go of its regions, and before its queues are left.
     qp: sys::Qp,
+    member: Member,
     queues: Arc<Queues>,
     pd: Arc<Pd>,
     caps: QpCaps,
     set: Mutex<Set>,
-    send_cq: Arc<Cq>,
-    recv_cq: Arc<Cq>,
     srq: Option<Arc<Srq>>,
+}
+
+/// A queue pair as its completion queues and its device know it.
+#[derive(Debug)]
+struct Member {
+    qpn: u32,
+    queues: Arc<Queues>,
+    device: Arc<Device>,
+    cqs: [Arc<Cq>; 2],
 }
 
 /// What was set, as far as posting depends on it.
@@ -62,17 +71,17 @@ impl Qp {
             None => Arc::new(Mutex::new(RecvQueue::new(caps.max_recv_wr, caps.max_recv_sge))),
         };
         let (send, failed) = (Mutex::new(SendQueue::new()), AtomicBool::new(false));
-        let queues = Arc::new(Queues { kind, send, recv, failed });
-        send_cq.join(qp.qpn(), &queues);
-        recv_cq.join(qp.qpn(), &queues);
+        let last = srq.map(|_| Last::default());
+        let queues = Arc::new(Queues { kind, send, recv, failed, last });
+        let cqs = [send_cq, recv_cq].map(Arc::clone);
+        let member = Member::join(qp.qpn(), &queues, &pd.device, cqs);
         Ok(Self {
             qp,
+            member,
             queues,
             pd: Arc::clone(pd),
             caps: QpCaps { max_inline, ..caps },
             set: Mutex::new(Set { state: QpState::Reset, mtu: pd.device.mtu, max_rd_atomic: 0 }),
-            send_cq: Arc::clone(send_cq),
-            recv_cq: Arc::clone(recv_cq),
             srq: srq.cloned(),
         })
     }
@@ -108,6 +117,17 @@ impl Qp {
         let from = self.state();
         check_modify(self.queues.kind, from, to, attr, &device.attr_limits())
             .map_err(modify_error)?;
+        match (&self.srq, to) {
+            (Some(_), QpState::Reset) => {
+                self.give_back();
+                // Receives that it had taken are told, sends that are reset are not.
+                lock(&self.queues.send).clear();
+                self.member.drain();
+            }
+            // From here on it may take receives.
+            (Some(_), QpState::Rtr) => self.queues.begin_to_take(),
+            _ => {}
+        }
         self.qp.modify(change(device, to, attr)).map_err(|error| {
             let peer = attr.peer.map(|peer| format!(" towards {peer}")).unwrap_or_default();
             let action = format!("move a queue pair from {from} to {to}{peer}");
@@ -126,11 +146,29 @@ impl Qp {
         if to == QpState::Reset {
             self.queues.failed.store(false, Ordering::Release);
             lock(&self.queues.send).clear();
-            if self.srq.is_none() {
-                lock(&self.queues.recv).clear();
+            match &self.srq {
+                None => lock(&self.queues.recv).clear(),
+                Some(_) => self.queues.end_taking(),
+            }
+            if let Some(last) = &self.queues.last {
+                last.begin_again();
             }
         }
         Ok(())
+    }
+
+    /// Has the receives that it took from the shared queue come back as completions. A driver may forget what
+    /// is under way when a queue pair is reset or destroyed without this, and without taking those completions.
+    fn give_back(&self) {
+        let Some(last) = &self.queues.last else { return };
+        // One that never could receive has taken none, and may not go to ERR either.
+        if matches!(self.state(), QpState::Reset | QpState::Init) {
+            return;
+        }
+        last.expect();
+        if self.qp.modify(sys::QpChange { state: 6, ..sys::QpChange::default() }).is_ok() {
+            last.wait(|| self.pd.device.take_events());
+        }
     }
 
     pub(in crate::verbs) fn post_send(&self, wr: SendWr) -> Result<()> {
@@ -192,52 +230,47 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        if self.srq.is_some() {
-            // Receives that it took from the shared queue come back as completions.
-            let _ = self.qp.modify(sys::QpChange { state: 6, ..sys::QpChange::default() });
+        self.give_back();
+        self.member.drain();
+    }
+}
+
+impl Member {
+    fn join(qpn: u32, queues: &Arc<Queues>, device: &Arc<Device>, cqs: [Arc<Cq>; 2]) -> Self {
+        for cq in &cqs {
+            cq.join(qpn, queues);
         }
-        for cq in [&self.send_cq, &self.recv_cq] {
+        if queues.last.is_some() {
+            lock(&device.takers).insert(qpn, Arc::downgrade(queues));
+        }
+        Self { qpn, queues: Arc::clone(queues), device: Arc::clone(device), cqs }
+    }
+
+    fn drain(&self) {
+        for cq in &self.cqs {
             cq.drain();
-            cq.leave(self.qp.qpn(), &self.queues);
         }
     }
 }
 
-/// A shared receive queue of the kernel's.
-#[derive(Debug)]
-pub(in crate::verbs) struct Srq {
-    srq: Arc<sys::Srq>,
-    posted: Arc<Mutex<RecvQueue>>,
-    pd: Arc<Pd>,
-}
-
-impl Srq {
-    pub(in crate::verbs) fn new(pd: &Arc<Pd>, max_wr: u32, max_sge: u32) -> Result<Arc<Self>> {
-        let attr = &pd.device.attr;
-        entries("shared receive queue entries", max_wr, attr.max_srq_wr)
-            .and_then(|()| sges_most("scatter/gather elements", max_sge, attr.max_srq_sge))
-            .map_err(|error| create_error("shared receive queue", error))?;
-        let made = sys::Srq::new(&pd.pd, max_wr, max_sge);
-        let srq = made.map_err(|error| {
-            driver_error(pd.device.name(), "create a shared receive queue", error)
-        })?;
-        let posted = Arc::new(Mutex::new(RecvQueue::new(max_wr, max_sge)));
-        Ok(Arc::new(Self { srq, posted, pd: Arc::clone(pd) }))
-    }
-
-    pub(in crate::verbs) fn is_of(&self, pd: &Arc<Pd>) -> bool {
-        Arc::ptr_eq(&self.pd, pd)
-    }
-
-    pub(in crate::verbs) fn post_recv(&self, wr: RecvWr) -> Result<()> {
-        let post = |name, sges: &[sys::Sge]| self.srq.post_recv(name, sges);
-        receive(&self.pd.device, &self.posted, &wr, post)
-    }
-
-    pub(in crate::verbs) fn arm(&self, limit: u32) -> Result<()> {
-        self.srq.arm(limit).map_err(|error| {
-            driver_error(self.pd.device.name(), "arm a shared receive queue", error)
-        })
+impl Drop for Member {
+    /// The queue pair is destroyed: no completion of it comes any more, and its number may be another's.
+    fn drop(&mut self) {
+        for cq in &self.cqs {
+            cq.drain();
+            cq.leave(self.qpn, &self.queues);
+        }
+        if self.queues.last.is_some() {
+            let mut takers = lock(&self.device.takers);
+            if takers
+                .get(&self.qpn)
+                .is_some_and(|known| known.as_ptr() == Arc::as_ptr(&self.queues))
+            {
+                takers.remove(&self.qpn);
+            }
+            drop(takers);
+            self.queues.end_taking();
+        }
     }
 }
 
@@ -257,7 +290,7 @@ impl Device {
 }
 
 /// Posts a receive to a queue, its own or a shared one.
-fn receive(
+pub(super) fn receive(
     device: &Device,
     posted: &Mutex<RecvQueue>,
     wr: &RecvWr,
@@ -273,9 +306,11 @@ fn receive(
     let entry = Posted { id: wr.id, op: CompletionOp::Recv, len: 0, held, ah: None };
     let name = queue.push(entry).map_err(|_| post_error(PostError::QueueFull { capacity }))?;
     post(name, elements(&wr.sges).as_slice()).map_err(|error| {
-        drop(queue.complete(name));
+        drop(queue.take_back(name));
         device.post_failed(error, capacity)
-    })
+    })?;
+    queue.accepted();
+    Ok(())
 }
 
 fn check_caps(device: &Device, caps: &QpCaps, shared: bool) -> Result<(), CreateError> {
@@ -293,11 +328,11 @@ fn check_caps(device: &Device, caps: &QpCaps, shared: bool) -> Result<(), Create
     Ok(())
 }
 
-fn entries(what: &'static str, value: u32, most: u32) -> Result<(), CreateError> {
+pub(super) fn entries(what: &'static str, value: u32, most: u32) -> Result<(), CreateError> {
     within(what, value, most.min(QUEUE_ENTRIES_MAX))
 }
 
-fn sges_most(what: &'static str, value: u32, most: u32) -> Result<(), CreateError> {
+pub(super) fn sges_most(what: &'static str, value: u32, most: u32) -> Result<(), CreateError> {
     within(what, value, most.min(SGES_MAX as u32))
 }
 

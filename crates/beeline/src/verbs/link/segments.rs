@@ -78,6 +78,16 @@ impl fmt::Display for Segmentation {
 }
 
 impl Segmentation {
+    /// A short name: `everywhere`, `loopback`, `trusted` or `off`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Everywhere => "everywhere",
+            Self::Loopback => "loopback",
+            Self::Trusted => "trusted",
+            Self::Off(_) => "off",
+        }
+    }
+
     /// What is exact for a NIC at `local`. `wanted`: never, or over IPv4 to everybody.
     pub(in super::super) fn of(local: IpAddr, wanted: Option<bool>, traced: bool) -> Self {
         let on = match (local, wanted) {

@@ -69,7 +69,8 @@ impl Pd {
         self.make_qp(kind, (send_cq, recv_cq), caps, None)
     }
 
-    /// Makes a queue pair in RESET that takes its receives from `srq`.
+    /// Makes a queue pair in RESET that takes its receives from `srq`. When it is reset or dropped, receives that it has
+    /// taken are ended first: with a NIC of the kernel's that waits for the device, for half a second at most.
     ///
     /// # Errors
     /// As [`create_qp`](Self::create_qp); `is_refused` where `srq` belongs to another protection domain.
