@@ -88,6 +88,8 @@ DEVICE void store_wide(u64 at, u64 v) {
     asm volatile("st.volatile.global.u64 [%0], %1;" ::"l"(at), "l"(v) : "memory");
 }
 DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+// Two threads that each store, come here and then load what the other stores: one of them at least sees it.
+DEVICE void fence_order() { asm volatile("fence.sc.sys;" ::: "memory"); }
 DEVICE u32 swap_if_zero(u64 at, u32 v) {
     u32 old;
     asm volatile("atom.relaxed.sys.global.cas.b32 %0, [%1], 0, %2;" : "=r"(old) : "l"(at), "r"(v) : "memory");

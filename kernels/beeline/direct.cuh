@@ -17,8 +17,15 @@ struct BulkShared {
     u64 words[BULK_STAGES];
 };
 
+// How long a receiver that gives up waits for a sender that has begun to store into its memory, and how often such a sender
+// looks whether anybody has given up.
+constexpr u64 LEAVE_NS = 50000000;
+constexpr u32 BULK_LOOK = 32;
+constexpr u64 STORES_LOOK = 1 << 20;
+
 struct DirectShared {
     u64 place;    // of the part that is sent next; 0: slots
+    u32 chosen;   // 1 + the rank to which it goes; 0: give up
     u32 straight; // ranks to which the part of this block went straight
     u32 came;     // and from which it came so
 };
@@ -35,12 +42,30 @@ DEVICE u64 direct_way(const Comm &c, u32 source, u32 dest, u32 number) {
 // Tells `source` where its part may go: everything that was queued before has ended, so the memory is free from here on.
 // `number`: of the part's first chunk. A sender that has nothing of ours mapped does not look.
 DEVICE void direct_invite(const PushMoveArgs &a, u32 source, u32 number) {
-    u64 offer = a.offers[source], bytes = a.move.parts[source].recv_bytes;
-    u64 at = direct_offer(a.move.comm, a.move.comm.rank, source);
-    // What earlier kernels wrote here comes before what the sender writes.
+    const Comm &c = a.move.comm;
+    u64 offer = a.offers[source], bytes = a.move.parts[source].recv_bytes, at = direct_offer(c, c.rank, source);
+    // Where somebody has given up, this call will too.
+    if (offer && (peek(c.windows[c.rank] + AT_POISON) | peek(c.abort))) offer = 0;
+    // What earlier kernels wrote there comes before what the sender writes.
     if (offer) fence_system();
     store_packet(at, Quad{(u32)offer, number + 1, (u32)(offer >> 32), number + 1});
     store_packet(at + 16, Quad{(u32)bytes, number + 1, (u32)(bytes >> 32), number + 1});
+}
+
+// Takes an offer back before this rank leaves a call that failed, and waits for a sender that has claimed it: until its
+// part is there (`flag`), or until it says that it has stopped. It looks for that often.
+OUTLINE void direct_withdraw(const Comm &c, u32 source, u32 number, u64 claim, u64 flag) {
+    store_packet(direct_offer(c, c.rank, source), Quad{0, number, 0, number});
+    fence_order();
+    u64 started = now_ns();
+    while (load_flag(claim) == number + 1 && (i32)(load_flag(flag) - (number + 1)) < 0 && now_ns() - started < LEAVE_NS) relax();
+}
+
+// Whether there is an offer for the part whose first chunk is `number`, at `at`.
+DEVICE bool direct_offered(u64 at, u32 number, u64 *offer, u64 *bytes) {
+    Quad v = load_packet(at), w = load_packet(at + 16);
+    *offer = low(Quad{v.x, v.z, 0, 0}), *bytes = low(Quad{w.x, w.z, 0, 0});
+    return v.y == number + 1 && v.w == number + 1 && w.y == number + 1 && w.w == number + 1;
 }
 
 // The address of what `peer` offers, or 0: not mapped, another generation, another length, out of bounds. The table is in
@@ -53,25 +78,6 @@ DEVICE u64 direct_place(const PushMoveArgs &a, u32 peer, u64 offer, u64 bytes) {
     if (word == 0 || word != again || word >> ENTRY_GENERATION != generation) return 0;
     u64 length = word & ((1ull << ENTRY_GENERATION) - 1), offset = (offer & ((1ull << OFFER_GENERATION) - 1)) * 16;
     return offset <= length && bytes <= length - offset ? address + offset : 0;
-}
-
-// Waits for the offer of `peer` for the part whose first chunk is `number`; one thread. False: give up.
-OUTLINE bool direct_await(const PushMoveArgs &a, u32 peer, u32 number, const Expected &e, u64 *place) {
-    const Comm &c = a.move.comm;
-    u64 at = direct_offer(c, peer, c.rank), started = 0;
-    for (;;) {
-        for (u32 spin = 0; spin < SPINS; spin++) {
-            Quad v = load_packet(at), w = load_packet(at + 16);
-            if (v.y == number + 1 && v.w == number + 1 && w.y == number + 1 && w.w == number + 1) {
-                fence_system();
-                *place = direct_place(a, peer, low(Quad{v.x, v.z, 0, 0}), low(Quad{w.x, w.z, 0, 0}));
-                return true;
-            }
-            relax();
-        }
-        started = look_up(c, peer, PHASE_CREDIT, e, started);
-        if (UNLIKELY(started == 0)) return false;
-    }
 }
 
 // The caller's memory to memory of another device, of which `to` is aligned to 16 bytes; nothing beyond the end is written.
@@ -94,24 +100,31 @@ DEVICE void direct_copy(u64 to, u64 from, u64 bytes, u32 t, u32 threads) {
 }
 
 // The same by one thread, through the block's memory: `to` and `from` are aligned to 16 bytes. `used`: copies that this
-// thread has made in this kernel.
-DEVICE void bulk_copy(BulkShared &b, u64 to, u64 from, u64 bytes, u64 *used) {
-    u64 whole = bytes & ~15ull, pieces = (whole + BULK_PIECE - 1) / BULK_PIECE;
-    auto load_piece = [&](u64 k) {
-        u32 stage = (*used + k) % BULK_STAGES;
-        bulk_load(at_block(b.stages[stage]), from + k * BULK_PIECE, (u32)smaller(whole - k * BULK_PIECE, BULK_PIECE), at_block(&b.words[stage]));
+// thread has made in this kernel. `go_on` is asked now and then; false: it said no, and nothing is under way any more.
+template <class F>
+DEVICE bool bulk_copy(BulkShared &b, u64 to, u64 from, u64 bytes, u64 *used, F go_on) {
+    u64 whole = bytes & ~15ull, pieces = (whole + BULK_PIECE - 1) / BULK_PIECE, loads = 0;
+    bool good = true;
+    auto load_next = [&] {
+        u32 stage = (*used + loads) % BULK_STAGES;
+        bulk_load(at_block(b.stages[stage]), from + loads * BULK_PIECE, (u32)smaller(whole - loads * BULK_PIECE, BULK_PIECE), at_block(&b.words[stage]));
+        loads++;
     };
-    for (u64 k = 0; k < BULK_AHEAD && k < pieces; k++) load_piece(k);
+    while (loads < BULK_AHEAD && loads < pieces) load_next();
 #pragma unroll 1
-    for (u64 k = 0; k < pieces; k++) {
+    for (u64 k = 0; k < loads; k++) {
         u32 stage = (*used + k) % BULK_STAGES, parity = (*used + k) / BULK_STAGES & 1;
+        // The machine's own affair: it waits for nobody's word.
         while (!bulk_loaded(at_block(&b.words[stage]), parity)) relax();
+        good = good && (k % BULK_LOOK != BULK_LOOK - 1 || go_on());
+        if (!good) continue;
         bulk_store(to + k * BULK_PIECE, at_block(b.stages[stage]), (u32)smaller(whole - k * BULK_PIECE, BULK_PIECE));
-        if (k + BULK_AHEAD >= pieces) continue;
+        if (loads == pieces) continue;
         bulk_read_all_but_2();
-        load_piece(k + BULK_AHEAD);
+        load_next();
     }
     bulk_stored();
-    *used += pieces;
-    for (u64 i = whole; i < bytes; i++) store<u8>(to + i, load<u8>(from + i));
+    *used += loads;
+    for (u64 i = whole; good && i < bytes; i++) store<u8>(to + i, load<u8>(from + i));
+    return good;
 }

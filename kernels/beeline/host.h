@@ -151,6 +151,7 @@ inline void release_flag(u64 at, u32 v) { host_word<u32>(at).store(v, std::memor
 inline void store_word(u64 at, u32 v) { host_word<u32>(at).store(v, std::memory_order_release); }
 inline void store_wide(u64 at, u64 v) { host_word<u64>(at).store(v, std::memory_order_release); }
 inline void fence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline void fence_order() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline u32 swap_if_zero(u64 at, u32 v) {
     u32 old = 0;
     host_word<u32>(at).compare_exchange_strong(old, v);

@@ -29,7 +29,7 @@ static_assert(ENTRY_GENERATION + GENERATION_BITS == 64 && DIRECT_ENTRIES < 1 << 
 struct Counters {
     u32 sent, received; // by this rank
     u32 consumed;       // written by the peer: what it has read of ours
-    u32 unused;
+    u32 claimed;        // of chunks: 1 + the number of the part that is being stored straight into the peer's memory, or was
 };
 
 // Offsets in a window.

@@ -74,6 +74,72 @@ static void straight(u32 n, u64 bytes, u32 shift) {
     }
 }
 
+// One part from rank 0 to rank 1, into memory that rank 0 has mapped.
+struct Couple {
+    World world{2};
+    std::vector<u8> out = std::vector<u8>(100000, 1), in = std::vector<u8>(120000, 0xee);
+    std::vector<u64> table = std::vector<u64>(2 * DIRECT_ENTRIES * 2);
+    u32 counted = 0;
+    Couple() { table[DIRECT_ENTRIES * 2] = (u64)in.data(), table[DIRECT_ENTRIES * 2 + 1] = 3ull << ENTRY_GENERATION | in.size(); }
+    void rank(u32 rank, u64 timeout_ms) {
+        PushMoveArgs a = {};
+        a.move.comm = world.comm(rank, 7, timeout_ms);
+        a.table = (u64)table.data(), a.straight = (u64)&counted;
+        if (rank == 0)
+            a.move.parts[1] = Part{(u64)out.data(), out.size(), 0, 0, 7, 0}, a.mapped = 2;
+        else
+            a.move.parts[0] = Part{0, 0, (u64)in.data(), out.size(), 0, 7}, a.offers[0] = offer_of(0, 3, 0);
+        BulkShared bulk;
+        launch<PushShared>(BLOCKS, [&](PushShared &s) { push_move(a, s, bulk); });
+    }
+    u32 poison(u32 rank) { return host_word<u32>((u64)world.windows[rank] + AT_POISON).exchange(0); }
+    void check(const char *what, u32 code) {
+        u64 written = 0;
+        for (u8 byte : in) written += byte != 0xee;
+        Report &report = *world.reports[0];
+        CHECK(written == 0 && counted == 0 && report.code == code, "straight, %s: %llu bytes, code %u", what, written, report.code);
+    }
+};
+
+// A sender that comes when the receiver has given up: its memory may be anybody's.
+static void straight_late() {
+    for (bool told : {true, false}) {
+        Couple pair;
+        pair.rank(1, 20); // nobody sends
+        CHECK(pair.world.reports[1]->code == DEADLINE, "straight, late: the receiver has code %u", pair.world.reports[1]->code);
+        // What is queued behind it says nothing any more.
+        u64 offers = (u64)pair.world.windows[0] + AT_OFFERS;
+        std::vector<u8> before((u8 *)offers, (u8 *)offers + BLOCKS * RANKS_MAX * 32);
+        pair.rank(1, 20);
+        CHECK(!memcmp(before.data(), (u8 *)offers, before.size()), "straight, late: offered after a failure");
+        // Also where the sender does not know: the offer itself is gone.
+        if (!told) pair.poison(0);
+        pair.rank(0, 20);
+        pair.check(told ? "late" : "late and not told", told ? PEER_FAILED : DEADLINE);
+    }
+    const u32 number = counters_at + 1; // of the first part
+    // The offer stands, and somebody has failed, or aborted.
+    for (bool aborted : {true, false}) {
+        Couple pair;
+        for (u32 block = 0; block < BLOCKS; block++) {
+            u64 at = (u64)pair.world.windows[0] + AT_OFFERS + ((u64)block * RANKS_MAX + 1) * 32, offer = offer_of(0, 3, 0), size = pair.out.size();
+            store_packet(at, Quad{(u32)offer, number, (u32)(offer >> 32), number}), store_packet(at + 16, Quad{(u32)size, number, (u32)(size >> 32), number});
+        }
+        if (aborted) *pair.world.aborts[0] = 1; else host_word<u32>((u64)pair.world.windows[0] + AT_POISON).store(2);
+        pair.rank(0, 2000);
+        pair.check(aborted ? "aborted" : "poisoned", aborted ? ABORTED : PEER_FAILED);
+    }
+    // A receiver that gives up waits for a sender that has begun, as long as that may be, and for no other.
+    for (bool begun : {false, true}) {
+        Couple pair;
+        for (u32 block = 0; block < BLOCKS; block++)
+            if (begun) store_word((u64)pair.world.windows[0] + AT_PUSH_COUNTERS + ((u64)block * RANKS_MAX + 1) * 16 + 12, number);
+        u64 started = now_ns();
+        pair.rank(1, 1);
+        CHECK(!begun || now_ns() - started >= LEAVE_NS, "straight: the receiver left a sender that had begun");
+    }
+}
+
 // A receiver that never comes, or makes another call; a sender that is aborted while it waits for an offer, or says another size.
 static void straight_troubles() {
     for (int kind = 0; kind < 4; kind++) {

@@ -298,6 +298,7 @@ int main() {
             for (u32 n : {2u, 3u}) straight(n, bytes, bytes % 2);
         straight(8, 40000, 0);
         straight_troubles();
+        straight_late();
         host_has_bulk = !host_has_bulk;
     }
     for (u32 start : {0xfffffffdu, 0xffffffffu}) // counters wrap on the way

@@ -38,7 +38,8 @@ pub(crate) struct Comm {
     state: RwLock<State>,
     streams: Mutex<Vec<Known>>,
     pub(crate) ops: Mutex<Vec<Option<(DataType, Factor)>>>,
-    pub(crate) registered: Mutex<HashMap<u64, u64>>,
+    /// Address and bytes, by handle.
+    pub(crate) registered: Mutex<HashMap<u64, (u64, u64)>>,
     /// Memory of `ncclMemAlloc` that was registered by itself.
     pub(crate) own: Mutex<HashSet<u64>>,
 }

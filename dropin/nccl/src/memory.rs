@@ -34,10 +34,12 @@ pub(crate) fn receives(comm: &Comm, rank: &Communicator, address: u64, bytes: u6
         return;
     }
     let allocated = lock(&ALLOCATED);
-    let Some((start, buffer)) = allocated.range(..=address).next_back() else { return };
-    let end = start.saturating_add(buffer.len());
-    if address < end && lock(&comm.own).insert(*start) {
-        rank.register(buffer.ptr(), buffer.len());
+    let found = allocated.range(..=address).next_back();
+    let found = found.map(|(start, buffer)| (*start, buffer.len()));
+    drop(allocated);
+    let Some((start, len)) = found else { return };
+    if address < start.saturating_add(len) && lock(&comm.own).insert(start) {
+        rank.register(DevicePtr::new(start), len);
     }
 }
 
@@ -49,25 +51,27 @@ fn register(comm: Handle, buffer: Address, bytes: usize) -> Result<u64, Failure>
     if buffer.get() == 0 || bytes == 0 {
         return Err(Failure::argument(format!("{bytes} bytes at {:#x}", buffer.get())));
     }
-    comm.ready()?.register(DevicePtr::new(buffer.get()), bytes as u64);
+    let rank = comm.ready()?;
     let mut registered = lock(&comm.registered);
     if registered.len() >= REGISTERED_MAX {
         return Err(Failure::usage(format!("{REGISTERED_MAX} registrations exist")));
     }
     // Numbers that are no addresses: they are handles of this interface only.
     let handle = registered.keys().max().map_or(1, |last| last + 1);
-    registered.insert(handle, buffer.get());
+    registered.insert(handle, (buffer.get(), bytes as u64));
+    drop(registered);
+    rank.register(DevicePtr::new(buffer.get()), bytes as u64);
     Ok(handle)
 }
 
 fn deregister(comm: Handle, handle: u64) -> Result<(), Failure> {
     let comm = comm.get()?;
     let gone = lock(&comm.registered).remove(&handle);
-    let address =
+    let (address, len) =
         gone.ok_or_else(|| Failure::argument(format!("there is no registration {handle}")))?;
     // A communicator that has failed knows no registrations any more.
     if let Ok(rank) = comm.ready() {
-        rank.deregister(DevicePtr::new(address));
+        rank.deregister(DevicePtr::new(address), len);
     }
     Ok(())
 }
@@ -90,7 +94,7 @@ export! {
         let comms = lock(&COMMS).clone();
         for comm in comms {
             if lock(&comm.own).remove(&address.get()) && let Ok(rank) = comm.ready() {
-                rank.deregister(gone.ptr());
+                rank.deregister(gone.ptr(), gone.len());
             }
         }
         Ok(())

@@ -47,6 +47,7 @@ pub(crate) struct Cuda {
     /// Ranks whose processes can be looked at.
     visible: Vec<u32>,
     control: Arc<Control>,
+    #[allow(dead_code, reason = "held for its drop")]
     pinned: Arc<HostRegistration>,
     /// Whether kernels may start early.
     early: bool,
@@ -151,13 +152,17 @@ impl Cuda {
 
     /// Waits for the kernels until `deadline`. Windows and control memory stay until the last one has ended, even
     /// where that is later.
-    pub(super) fn close(self, tail: Tail, deadline: Instant) {
+    pub(super) fn close(mut self, tail: Tail, deadline: Instant) {
         let parts = self.straight();
         if parts > 0 {
             tracing::debug!("rank {} has sent {parts} parts straight", self.rank);
         }
         while !tail.is_done() && Instant::now() < deadline {
             std::thread::sleep(CLOSE_PAUSE);
+        }
+        if tail.is_done() {
+            // Nobody but this rank's kernels used what it has mapped of the others' memory.
+            self.registered.end();
         }
         retire(Some(Left { cuda: self, tail }));
     }
@@ -172,8 +177,12 @@ impl Cuda {
         let kernels = self.kernels(KernelSet::Move)?;
         let queued = if shape.way == Way::Push {
             let mut push = Box::new(PushMoveArgs { moves: *args, ..PushMoveArgs::default() });
-            self.straighten(&mut push, stream);
-            stream.launch_collective(&kernels, shape, Args::PushMove(&push), held)
+            self.straighten(&mut push);
+            let queued = stream.launch_collective(&kernels, shape, Args::PushMove(&push), held);
+            if push.mapped != 0 {
+                self.straightened(stream);
+            }
+            queued
         } else {
             stream.launch_collective(&kernels, shape, Args::Move(args), held)
         };

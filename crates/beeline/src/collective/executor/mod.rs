@@ -313,9 +313,17 @@ impl Executor {
     }
 
     /// Undoes [`Self::register`].
-    pub(crate) fn forget(&mut self, ptr: DevicePtr) {
+    pub(crate) fn forget(&mut self, ptr: DevicePtr, len: u64) {
         match self {
-            Self::Cuda(cuda) => cuda.forget(ptr),
+            Self::Cuda(cuda) => cuda.forget(ptr, len),
+            Self::Staged(_) => {}
+        }
+    }
+
+    /// Maps what others have registered; before anything of a group with large calls is queued, on any of its ranks.
+    pub(crate) fn prepare(&mut self) {
+        match self {
+            Self::Cuda(cuda) => cuda.prepare(),
             Self::Staged(_) => {}
         }
     }

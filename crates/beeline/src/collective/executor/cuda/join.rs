@@ -182,6 +182,7 @@ impl Own {
         let counts = context.has_stream_waits();
         let processors = context.device().attribute(DeviceAttribute::MULTIPROCESSOR_COUNT);
         let few_blocks = u32::try_from(processors).unwrap_or(0) / 4;
+        let registered = Registered::new(&context, setup.ranks)?;
         Ok(Cuda {
             visible: visible.collect(),
             rank: setup.rank,
@@ -201,7 +202,7 @@ impl Own {
             kernels: Vec::new(),
             lanes: direct::Lanes::new(),
             copied: 0,
-            registered: Registered::new(setup.ranks),
+            registered,
         })
     }
 
