@@ -42,8 +42,9 @@ static const u32 LINE_SPAN = 137 * 480, LINE_BLOCK = 8 * 480, LINE_THREADS = 544
 enum Way { LL, LINE, PUSH };
 static const char *WAY[] = {"ll", "line", "push"};
 static std::string ptx_folder;
-// Whether kernels of packets and lines are built so that they may start early, and are launched so.
-static bool early = true;
+// Whether kernels are built with the instructions that are behind marks, and whether those of packets and lines are launched
+// so that they may start early.
+static bool marked = true, early = true;
 static const u64 EARLY_MAX = 8 << 20;
 
 struct Kernels {
@@ -59,7 +60,7 @@ struct Kernels {
         // As `cargo xtask kernels` does where it makes machine code.
         std::string ptx = text.data();
         for (const char *mark : {"//sm_90 ", ".target sm_80"})
-            for (size_t at = 0; early && (at = ptx.find(mark, at)) != ptx.npos;) ptx.replace(at, strlen(mark), mark[0] == '/' ? "" : ".target sm_90");
+            for (size_t at = 0; marked && (at = ptx.find(mark, at)) != ptx.npos;) ptx.replace(at, strlen(mark), mark[0] == '/' ? "" : ".target sm_90");
         double t = now();
         for (u32 r = 0; r < N; r++) {
             CK(cuCtxSetCurrent(g[r].ctx));
@@ -512,8 +513,8 @@ int main(int argc, char **argv) {
     // `late`: nothing starts early, as on devices before compute capability 9.0.
     int major = 0;
     CK(cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, g[0].dev));
-    for (int i = 2; i < argc; i++) early &= strcmp(argv[i], "late") != 0;
-    early &= major >= 9 && !one;
+    for (int i = 2; i < argc; i++) marked &= strcmp(argv[i], "late") != 0;
+    marked &= major >= 9, early = marked && !one;
     if (wants("slots")) through_slots();
     if (wants("times")) times();
     if (wants("faults")) faults();
