@@ -101,6 +101,32 @@ struct Couple {
     }
 };
 
+// The sender's host changes its table while kernels read it: an entry that was offered, or none, and never another's address.
+static void straight_changes() {
+    Couple pair;
+    std::vector<u8> other(pair.in.size(), 0xee);
+    std::atomic<bool> over{false};
+    std::thread host([&] {
+        u64 at = (u64)&pair.table[DIRECT_ENTRIES * 2], size = pair.in.size();
+        for (u64 turn = 0; !over; turn++) {
+            bool right = turn % 2;
+            host_word<u64>(at + 8).store(0);
+            host_word<u64>(at).store(right ? (u64)pair.in.data() : (u64)other.data());
+            if (turn % 5) host_word<u64>(at + 8).store((right ? 3ull : 4ull) << ENTRY_GENERATION | size);
+            std::this_thread::yield();
+        }
+    });
+    for (int call = 0; call < 20; call++) {
+        std::fill(pair.in.begin(), pair.in.end(), 0xee), std::fill(pair.out.begin(), pair.out.end(), (u8)call);
+        everywhere(2, [&](u32 rank) { pair.rank(rank, 8000); });
+        bool whole = std::equal(pair.out.begin(), pair.out.end(), pair.in.begin());
+        CHECK(whole && pair.world.reports[0]->code == 0 && pair.world.reports[1]->code == 0, "straight, a changing table: call %d", call);
+    }
+    over = true, host.join();
+    for (u8 byte : other)
+        CHECK(byte == 0xee, "straight, a changing table: another's memory was written");
+}
+
 // A sender that comes when the receiver has given up: its memory may be anybody's.
 static void straight_late() {
     for (bool told : {true, false}) {

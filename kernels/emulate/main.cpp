@@ -299,6 +299,7 @@ int main() {
         straight(8, 40000, 0);
         straight_troubles();
         straight_late();
+        straight_changes();
         host_has_bulk = !host_has_bulk;
     }
     for (u32 start : {0xfffffffdu, 0xffffffffu}) // counters wrap on the way

@@ -22,13 +22,16 @@ enum Step {
     Deregister,
     /// Not deregistered, but gone; the next allocation may have its address.
     Free,
+    /// More small ones than the table has room for.
+    RegisterMany,
+    DeregisterMany,
     /// What is received is also sent: whose bytes come out is not said.
     InPlace,
 }
 
 /// Steps, where in the memory is received, and whether the other rank's part comes straight then; `None`: it depends on
 /// addresses.
-const SCRIPT: [(Step, u64, Option<bool>); 14] = [
+const SCRIPT: [(Step, u64, Option<bool>); 19] = [
     (Step::Nothing, 0, Some(false)),
     (Step::Register, 0, Some(true)),
     (Step::Nothing, 1024, Some(true)),
@@ -44,7 +47,16 @@ const SCRIPT: [(Step, u64, Option<bool>); 14] = [
     (Step::Register, 16, None),
     (Step::Deregister, 0, Some(false)),
     (Step::Register, 0, Some(true)),
+    (Step::RegisterMany, 0, Some(true)),
+    (Step::Deregister, 0, Some(false)),
+    // Its place was not taken: there were more than the table has room for.
+    (Step::Register, 0, Some(true)),
+    (Step::DeregisterMany, 0, Some(true)),
+    (Step::Nothing, 512, Some(true)),
 ];
+
+/// Small registrations.
+const MANY: u64 = 70;
 
 /// Windows of so many ranks have little room, so that a part need not be large to go straight.
 pub(crate) const RANKS: u32 = 6;
@@ -58,6 +70,10 @@ pub(crate) fn rank(comm: &Communicator) {
     let alloc = |gpu: &Gpu| gpu.alloc(bytes + 1024).unwrap();
     let (input, mut output) = (alloc(comm.gpu()), alloc(comm.gpu()));
     for (turn, (step, at, straight)) in (0..).zip(SCRIPT) {
+        let start = output.ptr().as_u64();
+        let each = |change: &dyn Fn(DevicePtr)| {
+            (0..MANY).for_each(|one| change(DevicePtr::new(start + 64 * one)));
+        };
         match step {
             Step::Nothing => {}
             Step::InPlace => {}
@@ -67,6 +83,8 @@ pub(crate) fn rank(comm: &Communicator) {
                 let ptr = DevicePtr::new(output.ptr().as_u64() + 256);
                 comm.register(ptr, output.len() - 256);
             }
+            Step::RegisterMany => each(&|ptr| comm.register(ptr, 64)),
+            Step::DeregisterMany => each(&|ptr| comm.deregister(ptr, 64)),
             Step::Deregister => comm.deregister(output.ptr(), output.len()),
             Step::Free => {
                 drop(output);
@@ -94,6 +112,19 @@ pub(crate) fn rank(comm: &Communicator) {
             "{turn}: {step:?} at {at}: {went}"
         );
     }
+    // Another communicator of the same ranks, over the same memory.
+    let other = comm.split(Some(0), 0, comm.settings()).unwrap().unwrap();
+    other.register(output.ptr(), output.len());
+    other.barrier(&stream).unwrap();
+    for (one, turn) in [(comm, 100), (&other, 101)].into_iter().filter(|_| comm.rank() < 2) {
+        put(&input, 0, &noise(bytes as usize, turn + u64::from(comm.rank())), &stream);
+        let before = one.straight();
+        exchange(one, &stream, (&input, &output), 256, bytes);
+        let found = get(&output, 256, bytes, &stream);
+        assert!(found == noise(bytes as usize, turn + u64::from(1 - comm.rank())), "{turn}");
+        assert_eq!(one.straight() - before, u64::from(!simulated), "{turn}");
+    }
+    other.close(Instant::now() + LONG).unwrap();
     comm.close(Instant::now() + LONG).unwrap();
 }
 

@@ -1,9 +1,10 @@
 //! Kernels of CUDA devices.
 //!
 //! Every rank has one window of device memory (at most 64 MiB), which all others of the host write
-//! through peer access or CUDA IPC; what a user's buffer holds goes through it, so no buffer has to be
-//! known to the others. Large parts that are only moved go straight into buffers that are registered (`registered.rs`). Small parts travel as packets that carry their flag (`bl_ll_*`), larger ones as
-//! chunks behind flags, sent by one half of the threads while the other half reduces (`bl_push_*`). The
+//! through peer access or CUDA IPC. What a user's buffer holds goes through it, so buffers need not be known to the
+//! others; large parts that are only moved go straight into those that are (`registered.rs`). Small parts travel as
+//! packets that carry their flag (`bl_ll_*`), larger ones as chunks behind flags, sent by one half of the threads
+//! while the other half reduces (`bl_push_*`). The
 //! counters that both need are in the windows, so a captured graph can be replayed. Which of the two a part
 //! takes depends on its size alone, since both sides must choose the same.
 
