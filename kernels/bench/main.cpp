@@ -520,12 +520,13 @@ int main(int argc, char **argv) {
     if (wants("faults")) faults();
     if (wants("mutant"))
         // What notices a protocol that lost a piece; the first that does ends it.
-        for (const std::function<void()> &part : {std::function<void()>(run_ahead), {check_moves}, {check_straight}, {[] { check_type<F32, SUM>("f32-sum", Weigh{0x3fc00000, 1, 0}); }}, {faults}})
+        for (const std::function<void()> &part : {std::function<void()>(run_ahead), {check_moves}, {check_straight}, {check_late}, {[] { check_type<F32, SUM>("f32-sum", Weigh{0x3fc00000, 1, 0}); }}, {faults}})
             if (!wrong) part();
-    if (wants("some")) check_moves(), check_straight(), check_type<F32, SUM>("f32-sum", Weigh{0x3fc00000, 1, 0}), check_type<E5M2, MAX>("e5m2-max"), check_type<F64, PROD>("f64-prod");
+    if (wants("some")) check_moves(), check_straight(), check_late(), check_type<F32, SUM>("f32-sum", Weigh{0x3fc00000, 1, 0}), check_type<E5M2, MAX>("e5m2-max"), check_type<F64, PROD>("f64-prod");
     if (wants("check")) {
         check_moves();
         check_straight();
+        check_late();
         check_ops<F32>("f32", 0x3fc00000), check_ops<F64>("f64", 0x3ff8000000000000ull), check_ops<F16>("f16", 0x3e00), check_ops<BF16>("bf16", 0x3fc0);
         check_ops<E4M3>("e4m3", 0x3c), check_ops<E5M2>("e5m2", 0x3e), check_ops<I8>("i8", 3), check_ops<U8>("u8", 3);
         check_ops<I32>("i32", 3), check_ops<U32>("u32", 3), check_ops<I64>("i64", 3), check_ops<U64>("u64", 3);

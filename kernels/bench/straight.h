@@ -71,3 +71,43 @@ static void check_straight() {
     printf("%-10s %4d cases, %d wrong\n", "straight", cases, bad);
     wrong += bad;
 }
+
+// A sender that comes when the receiver has given up: not a byte of its memory may change.
+static void check_late() {
+    Kernels k("move", "move");
+    const u64 bytes = 40ull << 20;
+    u64 *table;
+    CUdeviceptr host;
+    CK(cuMemHostAlloc((void **)&table, 64 + N * DIRECT_ENTRIES * 16, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP));
+    memset(table, 0, 64 + N * DIRECT_ENTRIES * 16);
+    table[8 + DIRECT_ENTRIES * 2] = g[1].out, table[9 + DIRECT_ENTRIES * 2] = 1ull << ENTRY_GENERATION | bytes;
+    int bad = 0;
+    for (bool told : {true, false}) {
+        for (u32 r : {1u, 0u}) {
+            PushMoveArgs a = of_chunks(move_args(r, BROADCAST, g[r].in, g[r].out, bytes, 200));
+            CK(cuCtxSetCurrent(g[r].ctx));
+            CK(cuMemHostGetDevicePointer(&host, table, 0));
+            a.straight = host, a.table = host + 64;
+            if (r == 0) a.mapped = 2;
+            if (r == 1) a.offers[0] = 1ull << OFFER_ENTRY | 1ull << OFFER_GENERATION;
+            if (r == 0 && !told) CK(cuMemsetD32(g[0].window + AT_POISON, 0, 1));
+            launch(k.function[PUSH][r], g[r].stream, PUSH_BLOCKS, push_threads, &a, false);
+            finish();
+            if (r == 0) break;
+            if (g[1].report->code != DEADLINE) printf("WRONG late: the receiver has code %u\n", g[1].report->code), bad++;
+            CK(cuMemsetD8(g[1].out, 0xc5, bytes));
+            CK(cuCtxSynchronize());
+        }
+        std::vector<u8> got(bytes);
+        CK(cuCtxSetCurrent(g[1].ctx));
+        CK(cuMemcpyDtoH(got.data(), g[1].out, bytes));
+        u64 written = 0;
+        for (u8 byte : got) written += byte != 0xc5;
+        u32 code = g[0].report->code;
+        if (written || code != (told ? (u32)PEER_FAILED : (u32)DEADLINE)) printf("WRONG late, told %d: %llu bytes, code %u\n", told, written, code), bad++;
+        reset();
+    }
+    CK(cuMemFreeHost(table));
+    printf("%-10s %4d cases, %d wrong\n", "late", 2, bad);
+    wrong += bad;
+}
