@@ -10,7 +10,8 @@ extern "C" __global__ void __launch_bounds__(544, 1) bl_line_move(const __grid_c
     __shared__ LineShared shared;
     line_move(args, shared);
 }
-extern "C" __global__ void __launch_bounds__(1024) bl_push_move(const __grid_constant__ MoveArgs args) {
+extern "C" __global__ void __launch_bounds__(1024) bl_push_move(const __grid_constant__ PushMoveArgs args) {
     __shared__ PushShared shared;
-    push_move(args, shared);
+    __shared__ BulkShared bulk;
+    push_move(args, shared, bulk);
 }

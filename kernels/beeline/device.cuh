@@ -88,6 +88,8 @@ DEVICE void store_wide(u64 at, u64 v) {
     asm volatile("st.volatile.global.u64 [%0], %1;" ::"l"(at), "l"(v) : "memory");
 }
 DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+// Two threads that each store, come here and then load what the other stores: one of them at least sees it.
+DEVICE void fence_order() { asm volatile("fence.sc.sys;" ::: "memory"); }
 DEVICE u32 swap_if_zero(u64 at, u32 v) {
     u32 old;
     asm volatile("atom.relaxed.sys.global.cas.b32 %0, [%1], 0, %2;" : "=r"(old) : "l"(at), "r"(v) : "memory");
@@ -123,6 +125,35 @@ DEVICE u32 peek_early(u64 at) {
 }
 // Adds one, after everything that this thread has written, and what it knows that others have.
 DEVICE void count_up(u64 at) { asm volatile("red.release.sys.global.add.u32 [%0], 1;" ::"l"(at) : "memory"); }
+// Copies that the machine makes by itself, between memory of a device and memory of a block (`at_block`), of whole 16 bytes at
+// addresses that are multiples of 16: one thread asks for them and waits. Only machine code for compute capability 9.0 has them.
+DEVICE bool has_bulk() {
+    u32 v;
+    asm volatile("mov.u32 %0, 0;\n\t//sm_90 mov.u32 %0, 1;" : "=r"(v));
+    return v != 0;
+}
+DEVICE u64 at_block(const void *p) { return __cvta_generic_to_shared(p); }
+// Prepares the word by which a copy to the block is seen to have come; it is used again and again, with alternating parity.
+DEVICE void bulk_prepare(u64 word) {
+    asm volatile("//sm_90 mbarrier.init.shared.b64 [%0], 1;\n\t//sm_90 fence.mbarrier_init.release.cluster;\n\t//sm_90 fence.proxy.async;" ::"r"((u32)word) : "memory");
+}
+DEVICE void bulk_load(u64 to, u64 from, u32 bytes, u64 word) {
+    asm volatile("//sm_90 mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;\n\t//sm_90 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%2], [%3], %1, [%0];" ::"r"((u32)word), "r"(bytes), "r"((u32)to), "l"(from) : "memory");
+}
+DEVICE bool bulk_loaded(u64 word, u32 parity) {
+    u32 v;
+    asm volatile("mov.u32 %0, 1;\n\t//sm_90 { .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }" : "=r"(v) : "r"((u32)word), "r"(parity) : "memory");
+    return v != 0;
+}
+DEVICE void bulk_store(u64 to, u64 from, u32 bytes) {
+    asm volatile("//sm_90 cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n\t//sm_90 cp.async.bulk.commit_group;" ::"l"(to), "r"((u32)from), "r"(bytes) : "memory");
+}
+// Until all but the last two stores have read their part of the block's memory.
+DEVICE void bulk_read_all_but_2() { asm volatile("//sm_90 cp.async.bulk.wait_group.read 2;" ::: "memory"); }
+// Until all stores have been made; a fence behind this has them before it, as this thread's own.
+DEVICE void bulk_stored() {
+    asm volatile("//sm_90 cp.async.bulk.wait_group 0;\n\t//sm_90 fence.proxy.async;" ::: "memory");
+}
 // Barrier `id` of the `threads` that come to it (whole warps).
 DEVICE void barrier(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

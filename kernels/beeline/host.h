@@ -150,6 +150,8 @@ inline u64 peek_wide(u64 at) { return host_word<u64>(at).load(std::memory_order_
 inline void release_flag(u64 at, u32 v) { host_word<u32>(at).store(v, std::memory_order_release); }
 inline void store_word(u64 at, u32 v) { host_word<u32>(at).store(v, std::memory_order_release); }
 inline void store_wide(u64 at, u64 v) { host_word<u64>(at).store(v, std::memory_order_release); }
+inline void fence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline void fence_order() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline u32 swap_if_zero(u64 at, u32 v) {
     u32 old = 0;
     host_word<u32>(at).compare_exchange_strong(old, v);
@@ -161,6 +163,50 @@ inline void announce(u64 at, u32 v) { add_early(at, v); }
 inline u32 peek_early(u64 at) { return reinterpret_cast<std::atomic<u32> *>(at)->load(std::memory_order_acquire); }
 inline void count_up(u64 at) { host_word<u32>(at).fetch_add(1, std::memory_order_release); }
 inline u64 now_ns() { return (u64)std::chrono::steady_clock::now().time_since_epoch().count(); }
+// Copies of the machine's own are made as late as may be: what was not waited for is not there.
+struct HostBulk {
+    struct Copy {
+        u64 to, from;
+        u32 bytes;
+        void make() const { memcpy((void *)to, (const void *)from, bytes); }
+    };
+    std::vector<Copy> stores;
+    std::vector<std::pair<u64, Copy>> loads;
+    void store_all_but(size_t left) {
+        while (stores.size() > left) stores.front().make(), stores.erase(stores.begin());
+    }
+    static HostBulk &of_thread() { // one thread of a block uses it, and blocks one after the other
+        static thread_local HostBulk bulk;
+        return bulk;
+    }
+};
+inline std::atomic<bool> host_has_bulk{true};
+inline bool has_bulk() { return host_has_bulk; }
+inline u64 at_block(const void *p) { return (u64)p; }
+inline void bulk_prepare(u64 word) { *(u64 *)word = 0; } // how many copies have come
+inline void bulk_load(u64 to, u64 from, u32 bytes, u64 word) {
+    host_touch();
+    HostBulk::of_thread().loads.push_back({word, {to, from, bytes}});
+}
+inline bool bulk_loaded(u64 word, u32 parity) {
+    u64 &came = *(u64 *)word;
+    if (came % 2 != parity) return true; // the one that is waited for is over
+    auto &loads = HostBulk::of_thread().loads;
+    for (size_t i = 0; i < loads.size(); i++)
+        if (loads[i].first == word) {
+            loads[i].second.make();
+            loads.erase(loads.begin() + i);
+            came++;
+            return true;
+        }
+    return false;
+}
+inline void bulk_store(u64 to, u64 from, u32 bytes) { HostBulk::of_thread().stores.push_back({to, from, bytes}); }
+inline void bulk_read_all_but_2() { HostBulk::of_thread().store_all_but(2); }
+inline void bulk_stored() {
+    HostBulk::of_thread().store_all_but(0);
+    fence_system();
+}
 // The flag of a line goes last and is looked at first.
 inline void store_line(u64 at, Quad v, bool flag) {
     if (!flag) store_packet(at, v);

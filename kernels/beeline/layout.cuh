@@ -14,13 +14,24 @@ constexpr u32 LL_REGION = 2 * LL_SPAN_MAX;
 constexpr u32 PUSH_BLOCKS = BEELINE_PUSH_BLOCKS;
 constexpr u32 PUSH_SLOTS = 4; // chunks of one pair and block under way
 constexpr u32 HEADERS = 8; // headers of one pair that are kept
+constexpr u32 DIRECT_ENTRIES = 64; // registrations of one rank that others map
+
+// What an offer says, in 64 bits: 1 + the entry of the receiver's table (0: none), the generation of the entry, and where in
+// it the receiver wants the part, in units of 16 bytes.
+constexpr u32 OFFER_ENTRY = 57, OFFER_GENERATION = 36;
+// What the sender's table has of an entry behind its address: the generation, and below it the length in bytes.
+constexpr u32 ENTRY_GENERATION = 43;
+constexpr u32 GENERATION_BITS = OFFER_ENTRY - OFFER_GENERATION;
+static_assert(ENTRY_GENERATION + GENERATION_BITS == 64 && DIRECT_ENTRIES < 1 << (64 - OFFER_ENTRY), "words of 64 bits");
 
 // Counters of one block and one peer in the window of the rank that they are about.
 // LL counts messages, push chunks. They live in device memory, so a graph that is replayed goes on where it was.
 struct Counters {
     u32 sent, received; // by this rank
     u32 consumed;       // written by the peer: what it has read of ours
-    u32 here;           // of packets and lines, added to by the peer: messages of its kernels whose block has room, both ways
+    // Of packets and lines, added to by the peer: messages of its kernels whose block has room, both ways. Of chunks: 1 + the
+    // number of the part that is being stored straight into the peer's memory, or was.
+    u32 last;
 };
 
 // Offsets in a window.
@@ -32,8 +43,10 @@ constexpr u64 AT_HEADERS = 1024;                                                
 constexpr u64 AT_LL_COUNTERS = AT_HEADERS + (u64)RANKS_MAX * HEADERS * 32;              // [block][peer]
 constexpr u64 AT_PUSH_COUNTERS = AT_LL_COUNTERS + (u64)LL_BLOCKS_MAX * RANKS_MAX * 16;  // [block][peer]
 constexpr u64 AT_PUSH_FLAGS = AT_PUSH_COUNTERS + (u64)PUSH_BLOCKS * RANKS_MAX * 16;      // u32 [block][peer][slot]
-constexpr u64 AT_LL_CALLED = AT_PUSH_FLAGS + (u64)PUSH_BLOCKS * RANKS_MAX * PUSH_SLOTS * 4; // u32 [block][peer]: what `here` says there
-constexpr u64 AT_LL = 131072;                                                           // [source][slot][block] regions
+constexpr u64 AT_PUSH_WAYS = AT_PUSH_FLAGS + (u64)PUSH_BLOCKS * RANKS_MAX * PUSH_SLOTS * 4; // u32 [block][peer][slot]: see direct.cuh
+constexpr u64 AT_OFFERS = AT_PUSH_WAYS + (u64)PUSH_BLOCKS * RANKS_MAX * PUSH_SLOTS * 4; // packets [block][peer][2]
+constexpr u64 AT_LL_CALLED = AT_OFFERS + (u64)PUSH_BLOCKS * RANKS_MAX * 32; // u32 [block][peer]: what `last` says of packets there
+constexpr u64 AT_LL = 262144;                                                           // [source][slot][block] regions
 static_assert(AT_CALLS + RANKS_MAX * 16 <= 512 && AT_DONE + 4 <= AT_HEADERS, "words of the first page overlap");
 static_assert(AT_LL_CALLED + (u64)LL_BLOCKS_MAX * RANKS_MAX * 4 <= AT_LL, "counters overlap the packets");
 
@@ -92,6 +105,15 @@ struct Part {
 struct MoveArgs {
     Comm comm;
     Part parts[RANKS_MAX];
+};
+// Of a kernel of chunks, whose parts may go straight into registered memory of their receivers.
+struct PushMoveArgs {
+    MoveArgs move;
+    u64 offers[RANKS_MAX]; // where the part of each source may go, as direct.cuh has it; 0: through slots
+    u64 table;             // in host memory: what this rank has mapped of the others' entries, {address, generation and length} [peer][entry]
+    u64 straight;          // u32 in host memory: counts the parts that block 0 has sent straight
+    u32 mapped;            // ranks of which it has anything mapped
+    u32 unused;
 };
 struct ReduceArgs {
     Comm comm;

@@ -3,6 +3,7 @@
 // and block bounds what is under way. Block b deals with block b of every peer only.
 #pragma once
 #include "access.cuh"
+#include "direct.cuh"
 #include "types.cuh"
 #include "wait.cuh"
 
@@ -26,13 +27,18 @@ struct PushShared {
     // barrier: they leave together.
     u32 senders_bad[GROUPS], takers_bad;
     u32 chunks_sent[GROUPS]; // of this call: one more than the last chunk of each group
+    u32 over;                // an earlier call has failed
+    u32 chosen;              // 1 + the peer of which a chunk is there; 0: give up
+    u32 taken[RANKS_MAX];    // chunks of this call, of each peer
+    DirectShared direct;
 };
 
 #ifndef BEELINE_CHUNK_MIN
 #define BEELINE_CHUNK_MIN 65536
 #endif
 constexpr u32 CHUNK_MIN = BEELINE_CHUNK_MIN;
-constexpr u32 TAKERS = 1, SENDERS = 2; // ids of barriers; each group of senders has one of its own
+constexpr u32 TAKERS = 1, SENDERS = 2; // ids of barriers; each group of senders has one of its own, and all of them together
+constexpr u32 ALL_SENDERS = SENDERS + GROUPS;
 
 DEVICE u64 push_counters(u32 peer) { return AT_PUSH_COUNTERS + ((u64)block_index() * RANKS_MAX + peer) * 16; }
 DEVICE u64 push_flag(const Comm &c, u32 source, u32 dest, u32 number) {
@@ -52,18 +58,22 @@ DEVICE u64 push_share(u64 bytes, u64 *start) {
     return *start < bytes ? smaller(bytes - *start, span) : 0;
 }
 
-DEVICE void push_begin(const Comm &c, PushShared &s, u32 headers_to, u32 headers_from, u64 out, u64 in) {
+// False: an earlier call has failed. Its numbers have not moved on, so nothing may be said or taken by them.
+DEVICE bool push_begin(const Comm &c, PushShared &s, u32 headers_to, u32 headers_from, u64 out, u64 in) {
     u32 p = thread_index(), first = block_index() == 0;
-    if (p == 0) s.takers_bad = 0;
+    u64 own = c.windows[c.rank];
+    u32 over = p < c.ranks ? peek(own + AT_FAILED) : 0;
+    if (p == 0) s.takers_bad = s.direct.straight = s.direct.came = 0, s.over = over;
     if (p < GROUPS) s.senders_bad[p] = s.chunks_sent[p] = 0;
-    if (p < c.ranks && p != c.rank) {
-        u64 own = c.windows[c.rank];
+    if (p < c.ranks) s.taken[p] = 0;
+    if (p < c.ranks && p != c.rank && over == 0) {
         Quad calls = load_packet(own + AT_CALLS + p * 16), q = load_packet(own + push_counters(p));
         s.counters[p] = Counters{q.x, q.y, q.z, q.w};
         s.headers[p] = Expected{in, calls.y + 1, first & headers_from >> p & 1};
         if (first && headers_to >> p & 1) send_header(c, p, calls.x + 1, out);
     }
     barrier(0, block_threads());
+    return read(s.over) == 0;
 }
 
 // Copies a chunk by `threads` threads, of which this is `t`. `SHARED_TO`: into another device's window.
@@ -125,6 +135,25 @@ DEVICE bool push_chunk(const Comm &c, PushShared &s, u32 peer, u64 from, u64 byt
     return true;
 }
 
+// Waits for the next chunk of any of the peers `left`, in ring order; answers 1 + the peer, or 0: give up. One thread.
+OUTLINE u32 await_any(const Comm &c, PushShared &s, u32 left) {
+    u64 started = 0;
+    for (;;) {
+        u32 first = c.rank;
+        for (u32 spin = 0; spin < SPINS; spin++) {
+#pragma unroll 1
+            for (u32 step = 1; step < c.ranks; step++) {
+                u32 p = (c.rank + c.ranks - step) % c.ranks, number = s.counters[p].received + s.taken[p];
+                if (!(left >> p & 1)) continue;
+                if ((i32)(load_flag(push_flag(c, p, c.rank, number)) - (number + 1)) >= 0) return p + 1;
+                first = first == c.rank ? p : first;
+            }
+            relax();
+        }
+        started = look_up(c, first, PHASE_DATA, s.headers[first], started);
+        if (UNLIKELY(started == 0)) return 0;
+    }
+}
 // Waits for chunk `index` of `peer`; one thread.
 DEVICE void await_chunk(const Comm &c, PushShared &s, u32 peer, u32 index) {
     u32 number = s.counters[peer].received + index;
@@ -149,9 +178,138 @@ DEVICE void push_end(const Comm &c, PushShared &s, u32 peer, u32 sent, u32 recei
     if (header && block_index() == 0) check_header(c, peer, s.headers[peer]);
 }
 
-DEVICE void push_move(const MoveArgs &a, PushShared &s) {
+// Parts that may go straight: those of peers of which this rank has something mapped, except what the slots have room for,
+// which is sent before the receiver has come.
+DEVICE u32 direct_candidates(const PushMoveArgs &args) {
+    const Comm &c = args.move.comm;
+    u32 candidates = 0;
+#pragma unroll 1
+    for (u32 p = 0; args.mapped && p < c.ranks; p++) {
+        u64 bytes = args.move.parts[p].send_bytes, start;
+        bool large = chunks_of(push_span(bytes), chunk_of(c, bytes)) > PUSH_SLOTS && push_share(bytes, &start) != 0;
+        candidates |= (u32)(large && p != c.rank) << p & args.mapped;
+    }
+    return candidates;
+}
+
+// All senders of the block meet; false: one of their groups gave up.
+DEVICE bool senders_meet(PushShared &s, u32 threads) {
+    barrier(ALL_SENDERS, threads);
+    bool bad = false;
+#pragma unroll
+    for (u32 g = 0; g < GROUPS; g++) bad |= read(s.senders_bad[g]) != 0;
+    barrier(ALL_SENDERS, threads);
+    return !bad;
+}
+
+DEVICE u64 push_claim(const Comm &c, u32 source, u32 dest) { return c.windows[source] + push_counters(dest) + 12; }
+
+// Waits until one of `candidates` offers memory for its part, and claims that, if it is to be had: then its receiver does not
+// leave before the part is there, or this rank says that it has stopped. Answers 1 + the peer, or 0: give up. One thread.
+OUTLINE u32 direct_await(const PushMoveArgs &args, PushShared &s, u32 candidates, u64 *place) {
+    const Comm &c = args.move.comm;
+    u64 started = 0, offer, bytes;
+    for (;;) {
+        u32 first = c.rank;
+        for (u32 spin = 0; spin < SPINS; spin++) {
+#pragma unroll 1
+            for (u32 step = 1; step < c.ranks; step++) {
+                u32 p = (c.rank + step) % c.ranks, number = s.counters[p].sent;
+                if (!(candidates >> p & 1)) continue;
+                first = first == c.rank ? p : first;
+                u64 at = direct_offer(c, p, c.rank);
+                if (!direct_offered(at, number, &offer, &bytes)) continue;
+                fence_system();
+                *place = direct_place(args, p, offer, bytes);
+                if (*place == 0) return p + 1;
+                // The offer may be an old one, of a receiver that has given up since.
+                started = look_up(c, p, PHASE_CREDIT, s.headers[p], started);
+                if (started == 0) return 0;
+                store_word(push_claim(c, c.rank, p), number + 1);
+                fence_order();
+                if (direct_offered(at, number, &offer, &bytes)) return p + 1;
+                // Taken back at this very moment.
+                store_word(push_claim(c, c.rank, p), number);
+            }
+            relax();
+        }
+        started = look_up(c, first, PHASE_CREDIT, s.headers[first], started);
+        if (UNLIKELY(started == 0)) return 0;
+    }
+}
+
+// This block's share to the place that was claimed; false: somebody has given up meanwhile.
+DEVICE bool direct_share(const PushMoveArgs &args, PushShared &s, BulkShared &b, u32 p, u64 to, u64 *used, u32 t, u32 threads) {
+    const Comm &c = args.move.comm;
+    u64 start, share = push_share(args.move.parts[p].send_bytes, &start), from = args.move.parts[p].send + start;
+    to += start;
+    auto go_on = [&] {
+        u64 started = look_up(c, p, PHASE_CREDIT, s.headers[p], 0);
+        if (started == 0) set(s.senders_bad[0], 1);
+        return started != 0;
+    };
+    if (has_bulk() && from % 16 == 0) {
+        if (t == 0) bulk_copy(b, to, from, share, used, go_on);
+    } else {
+#pragma unroll 1
+        for (u64 at = 0; at < share; at += STORES_LOOK) {
+            direct_copy(to + at, from + at, smaller(share - at, STORES_LOOK), t, threads);
+            if (at + STORES_LOOK >= share) break;
+            if (t == 0) go_on();
+            if (!senders_meet(s, threads)) return false;
+        }
+    }
+    return senders_meet(s, threads);
+}
+
+// Sends to those of `candidates` that offer memory, by all senders of the block together; they are noted as straight.
+DEVICE bool direct_send(const PushMoveArgs &args, PushShared &s, BulkShared &b, u32 candidates, u32 t, u32 threads) {
+    const Comm &c = args.move.comm;
+    u64 used = 0;
+    if (t == 0 && has_bulk())
+        for (u32 i = 0; i < BULK_STAGES; i++) bulk_prepare(at_block(&b.words[i]));
+#pragma unroll 1
+    while (candidates) {
+        if (t == 0) {
+            u64 place = 0;
+            u32 chosen = direct_await(args, s, candidates, &place);
+            if (chosen == 0) set(s.senders_bad[0], 1);
+            set(s.direct.chosen, chosen);
+            *(volatile u64 *)&s.direct.place = place;
+        }
+        if (!senders_meet(s, threads)) return false;
+        u32 p = read(s.direct.chosen) - 1, number = s.counters[p].sent;
+        u64 place = *(volatile u64 *)&s.direct.place;
+        barrier(ALL_SENDERS, threads);
+        candidates &= ~(1u << p);
+        if (place == 0) continue;
+        bool good = direct_share(args, s, b, p, place, &used, t, threads);
+        if (t == 0 && good) {
+            store_word(direct_way(c, c.rank, p, number), 1);
+            release_flag(push_flag(c, c.rank, p, number), number + 1);
+            set(s.direct.straight, s.direct.straight | 1u << p);
+            if (block_index() == 0) store_word(args.straight, peek(args.straight) + 1);
+        } else if (t == 0) {
+            release_flag(push_claim(c, c.rank, p), number); // stopped
+        }
+        if (!good) return false;
+    }
+    barrier(ALL_SENDERS, threads);
+    return true;
+}
+
+// After the first chunk of `peer` is there: whether it stands for the whole share, which came straight. One thread.
+DEVICE void direct_took(const Comm &c, PushShared &s, u32 peer) {
+    u64 way = direct_way(c, peer, c.rank, s.counters[peer].received);
+    if (peek(way) == 0) return;
+    store_word(way, 0);
+    set(s.direct.came, s.direct.came | 1u << peer);
+}
+
+DEVICE void push_move(const PushMoveArgs &args, PushShared &s, BulkShared &b) {
+    const MoveArgs &a = args.move;
     const Comm &c = a.comm;
-    u32 to = 0, from = 0, rounds_out = 0, rounds_in = 0;
+    u32 to = 0, from = 0, rounds_out = 0;
     u64 start;
 #pragma unroll 1
     for (u32 p = 0; p < c.ranks; p++) {
@@ -160,14 +318,14 @@ DEVICE void push_move(const MoveArgs &a, PushShared &s) {
         to |= (u32)(part.send_bytes != 0) << p;
         from |= (u32)(part.recv_bytes != 0) << p;
         u32 out = chunks_of(push_share(part.send_bytes, &start), chunk_of(c, part.send_bytes));
-        u32 in = chunks_of(push_share(part.recv_bytes, &start), chunk_of(c, part.recv_bytes));
         rounds_out = out > rounds_out ? out : rounds_out;
-        rounds_in = in > rounds_in ? in : rounds_in;
     }
     const Part &self = a.parts[c.rank];
     u64 own_start, own_share = self.recv != self.send ? push_share(self.recv_bytes, &own_start) : 0;
     u32 own_rounds = chunks_of(own_share, c.chunk);
-    push_begin(c, s, to, from, word_to(a), word_from(a));
+    if (!push_begin(c, s, to, from, word_to(a), word_from(a))) return;
+    if (u32 p = thread_index(); p < c.ranks && from >> p & 1 && push_share(a.parts[p].recv_bytes, &start) != 0)
+        direct_invite(args, p, s.counters[p].received);
     AsItIs change;
     u32 senders = sender_threads(), takers = block_threads() - senders;
     u32 t = thread_index() < senders ? thread_index() : thread_index() - senders;
@@ -175,48 +333,78 @@ DEVICE void push_move(const MoveArgs &a, PushShared &s) {
         u32 threads = senders / GROUPS, group = t / threads;
         t %= threads;
         bool good = true;
+        u32 candidates = direct_candidates(args), straight = 0;
+        // What may have to wait until its receiver comes goes behind what need not, and then straight where it can.
 #pragma unroll 1
-        for (u32 i = group; good && i < rounds_out; i += GROUPS)
-#pragma unroll 1
-            for (u32 step = 1; good && step < c.ranks; step++) {
-                u32 p = (c.rank + step) % c.ranks, chunk = chunk_of(c, a.parts[p].send_bytes);
-                u64 share = push_share(a.parts[p].send_bytes, &start), offset = (u64)i * chunk;
-                if (offset < share)
-                    good = push_chunk(c, s, p, a.parts[p].send + start + offset, smaller(share - offset, chunk), i, group, t, threads, change);
+        for (u32 turn = candidates ? 0 : 1; good && turn < 2; turn++) {
+            if (turn == 1 && candidates) {
+                if (!direct_send(args, s, b, candidates, thread_index(), senders)) break;
+                straight = read(s.direct.straight);
             }
-    } else {
-        bool good = true;
-        u32 rounds = own_rounds > rounds_in ? own_rounds : rounds_in;
+            u32 end = turn == 0 && rounds_out > PUSH_SLOTS ? PUSH_SLOTS : rounds_out;
 #pragma unroll 1
-        for (u32 i = 0; good && i < rounds; i++) {
+            for (u32 i = group; good && i < end; i += GROUPS)
+#pragma unroll 1
+                for (u32 step = 1; good && step < c.ranks; step++) {
+                    u32 p = (c.rank + step) % c.ranks, chunk = chunk_of(c, a.parts[p].send_bytes);
+                    u64 share = push_share(a.parts[p].send_bytes, &start), offset = (u64)i * chunk;
+                    bool ahead = candidates && !(candidates >> p & 1) && i < PUSH_SLOTS;
+                    if (offset < share && !(straight >> p & 1) && (turn == 0) == ahead)
+                        good = push_chunk(c, s, p, a.parts[p].send + start + offset, smaller(share - offset, chunk), i, group, t, threads, change);
+                }
+            // Who waits for this group to go straight with it must not wait for ever.
+            if (turn == 0) good = senders_meet(s, senders);
+        }
+    } else {
+        u32 left = 0; // peers of which chunks are to come
+#pragma unroll 1
+        for (u32 p = 0; p < c.ranks; p++) left |= (u32)(from >> p & 1 && push_share(a.parts[p].recv_bytes, &start) != 0) << p;
+#pragma unroll 1
+        for (u32 own = 0; left || own < own_rounds; own++) {
             // The own part goes along, a chunk at a time: while it is copied, the peers' chunks arrive.
-            u64 at = (u64)i * c.chunk;
+            u64 at = (u64)own * c.chunk;
             if (at < own_share) {
                 u64 end = smaller(own_share - at, c.chunk);
                 copy_own(self.recv + own_start + at, self.send + own_start + at, end, t, takers);
             }
-#pragma unroll 1
-            for (u32 step = 1; good && step < c.ranks; step++) {
-                u32 p = (c.rank + c.ranks - step) % c.ranks, chunk = chunk_of(c, a.parts[p].recv_bytes);
-                u64 share = push_share(a.parts[p].recv_bytes, &start), offset = (u64)i * chunk;
-                if (offset >= share) continue;
-                if (t == 0) await_chunk(c, s, p, i);
-                barrier(TAKERS, takers);
-                good = !read(s.takers_bad);
-                if (!good) break;
+            if (!left) continue;
+            // Whoever's is there: a peer whose whole share comes straight keeps nobody waiting.
+            if (t == 0) {
+                u32 chosen = await_any(c, s, left);
+                if (chosen && s.taken[chosen - 1] == 0) direct_took(c, s, chosen - 1);
+                if (!chosen) set(s.takers_bad, 1);
+                set(s.chosen, chosen);
+            }
+            barrier(TAKERS, takers);
+            if (!read(s.chosen)) break;
+            u32 p = read(s.chosen) - 1, i = read(s.taken[p]), chunk = chunk_of(c, a.parts[p].recv_bytes);
+            u64 share = push_share(a.parts[p].recv_bytes, &start), offset = (u64)i * chunk;
+            bool came = read(s.direct.came) >> p & 1;
+            if (!came)
                 copy_chunk<false>(a.parts[p].recv + start + offset, push_slot(c, p, c.rank, s.counters[p].received + i),
                                   smaller(share - offset, chunk), t, takers, AsItIs{});
-                barrier(TAKERS, takers);
-                if (t == 0) release_chunk(c, s, p, i);
+            if (came || offset + chunk >= share) left &= ~(1u << p);
+            barrier(TAKERS, takers);
+            if (t == 0) {
+                if (came) fence_system(); // the word that said so may be written again
+                release_chunk(c, s, p, i);
+                set(s.taken[p], i + 1);
             }
         }
     }
     barrier(0, block_threads());
     u32 p = thread_index();
-    if (anybody_bad(s) || p >= c.ranks || p == c.rank) return;
+    if (p >= c.ranks || p == c.rank) return;
     const Part &part = a.parts[p];
-    push_end(c, s, p, chunks_of(push_share(part.send_bytes, &start), chunk_of(c, part.send_bytes)),
-             chunks_of(push_share(part.recv_bytes, &start), chunk_of(c, part.recv_bytes)), from >> p & 1);
+    u64 share_in = push_share(part.recv_bytes, &start);
+    if (anybody_bad(s)) {
+        u32 number = s.counters[p].received;
+        if (share_in && args.offers[p]) direct_withdraw(c, p, number, push_claim(c, p, c.rank), push_flag(c, p, c.rank, number));
+        return;
+    }
+    u32 sent = chunks_of(push_share(part.send_bytes, &start), chunk_of(c, part.send_bytes));
+    u32 received = chunks_of(share_in, chunk_of(c, part.recv_bytes));
+    push_end(c, s, p, s.direct.straight >> p & 1 ? 1 : sent, s.direct.came >> p & 1 ? 1 : received, from >> p & 1);
 }
 
 // Reduces `bytes` at the same place of every rank's chunk, in the order of ranks.
@@ -285,7 +473,7 @@ DEVICE void push_reduce(const ReduceArgs &a, PushShared &s) {
     const Comm &c = a.comm;
     u64 start, share = push_share(a.bytes, &start);
     u32 chunk = chunk_of(c, a.bytes), rounds = chunks_of(share, chunk);
-    push_begin(c, s, a.send_mask, a.recv_mask, a.word, a.word);
+    if (!push_begin(c, s, a.send_mask, a.recv_mask, a.word, a.word)) return;
     Weighed<T, OP> change = {weigh<T>(a)};
     u32 senders = sender_threads(), takers = block_threads() - senders;
     u32 t = thread_index() < senders ? thread_index() : thread_index() - senders;

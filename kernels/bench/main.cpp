@@ -42,8 +42,9 @@ static const u32 LINE_SPAN = 137 * 480, LINE_BLOCK = 8 * 480, LINE_THREADS = 544
 enum Way { LL, LINE, PUSH };
 static const char *WAY[] = {"ll", "line", "push"};
 static std::string ptx_folder;
-// Whether kernels of packets and lines are built so that they may start early, and are launched so.
-static bool early = true;
+// Whether kernels are built with the instructions that are behind marks, and whether those of packets and lines are launched
+// so that they may start early.
+static bool marked = true, early = true;
 static const u64 EARLY_MAX = 8 << 20;
 
 struct Kernels {
@@ -59,7 +60,7 @@ struct Kernels {
         // As `cargo xtask kernels` does where it makes machine code.
         std::string ptx = text.data();
         for (const char *mark : {"//sm_90 ", ".target sm_80"})
-            for (size_t at = 0; early && (at = ptx.find(mark, at)) != ptx.npos;) ptx.replace(at, strlen(mark), mark[0] == '/' ? "" : ".target sm_90");
+            for (size_t at = 0; marked && (at = ptx.find(mark, at)) != ptx.npos;) ptx.replace(at, strlen(mark), mark[0] == '/' ? "" : ".target sm_90");
         double t = now();
         for (u32 r = 0; r < N; r++) {
             CK(cuCtxSetCurrent(g[r].ctx));
@@ -97,13 +98,21 @@ static void launch(CUfunction f, CUstream s, u32 blocks, u32 threads, void *args
     config.attrs = &attribute, config.numAttrs = starts_early && early;
     CK(cuLaunchKernelEx(&config, f, params, nullptr));
 }
+// What kernels of chunks take: nothing is registered here.
+static PushMoveArgs of_chunks(const MoveArgs &a) {
+    PushMoveArgs all = {};
+    all.move = a;
+    return all;
+}
+static ReduceArgs of_chunks(const ReduceArgs &a) { return a; }
 // `most` is the largest part's bytes.
 template <class A>
 static void run(const Kernels &k, u32 r, A &a, u64 most, Way way) {
     CK(cuCtxSetCurrent(g[r].ctx));
     a.comm.admits = !early || way == PUSH || most > EARLY_MAX ? ADMIT_NEVER : way == LL && most <= 512 ? ADMIT_AT_ONCE : ADMIT_THERE;
     if (way == PUSH) {
-        launch(k.function[PUSH][r], g[r].stream, (u32)std::min<u64>(PUSH_BLOCKS, std::max<u64>(1, (most + 15) / 16)), push_threads, &a, false);
+        auto all = of_chunks(a);
+        launch(k.function[PUSH][r], g[r].stream, (u32)std::min<u64>(PUSH_BLOCKS, std::max<u64>(1, (most + 15) / 16)), push_threads, &all, false);
     } else if (way == LINE) {
         launch(k.function[LINE][r], g[r].stream, (u32)std::min<u64>(LL_BLOCKS_MAX, (most + LINE_BLOCK - 1) / LINE_BLOCK), std::is_same<A, MoveArgs>::value && most <= 4 << 20 ? 416 : LINE_THREADS, &a, most <= EARLY_MAX);
     } else {
@@ -278,6 +287,8 @@ static void check_moves() {
     printf("%-10s %4d cases, %d wrong, module loaded in %.0f ms on %u devices\n", "move", cases, bad, k.load_ms, N);
     wrong += bad;
 }
+
+#include "straight.h"
 
 // Many messages one way, the receiver late: the sender has to wait for room, and takes no slot that is not free.
 static void run_ahead() {
@@ -500,18 +511,20 @@ int main(int argc, char **argv) {
     // `late`: nothing starts early, as on devices before compute capability 9.0.
     int major = 0;
     CK(cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, g[0].dev));
-    for (int i = 2; i < argc; i++) early &= strcmp(argv[i], "late") != 0;
-    early &= major >= 9 && !one;
+    for (int i = 2; i < argc; i++) marked &= strcmp(argv[i], "late") != 0;
+    marked &= major >= 9, early = marked && !one;
     if (wants("slots")) through_slots();
     if (wants("times")) times();
     if (wants("faults")) faults();
     if (wants("mutant"))
         // What notices a protocol that lost a piece; the first that does ends it.
-        for (const std::function<void()> &part : {std::function<void()>(run_ahead), {check_moves}, {[] { check_type<F32, SUM>("f32-sum", Weigh{0x3fc00000, 1, 0}); }}, {faults}})
+        for (const std::function<void()> &part : {std::function<void()>(run_ahead), {check_moves}, {check_straight}, {check_late}, {[] { check_type<F32, SUM>("f32-sum", Weigh{0x3fc00000, 1, 0}); }}, {faults}})
             if (!wrong) part();
-    if (wants("some")) check_moves(), check_type<F32, SUM>("f32-sum", Weigh{0x3fc00000, 1, 0}), check_type<E5M2, MAX>("e5m2-max"), check_type<F64, PROD>("f64-prod");
+    if (wants("some")) check_moves(), check_straight(), check_late(), check_type<F32, SUM>("f32-sum", Weigh{0x3fc00000, 1, 0}), check_type<E5M2, MAX>("e5m2-max"), check_type<F64, PROD>("f64-prod");
     if (wants("check")) {
         check_moves();
+        check_straight();
+        check_late();
         check_ops<F32>("f32", 0x3fc00000), check_ops<F64>("f64", 0x3ff8000000000000ull), check_ops<F16>("f16", 0x3e00), check_ops<BF16>("bf16", 0x3fc0);
         check_ops<E4M3>("e4m3", 0x3c), check_ops<E5M2>("e5m2", 0x3e), check_ops<I8>("i8", 3), check_ops<U8>("u8", 3);
         check_ops<I32>("i32", 3), check_ops<U32>("u32", 3), check_ops<I64>("i64", 3), check_ops<U64>("u64", 3);

@@ -1,6 +1,7 @@
 // One process a GPU, through the interface of NCCL: whichever libnccl.so.2 the loader finds. Compares with plain
 // loops and prints times of a loop and of a captured graph. `processes moves` has what is only moved, and large, alone;
-// `processes moves times` compares nothing.
+// `processes moves times` compares nothing, `processes moves values` does nothing else. With REGISTER=1 both buffers are
+// registered, and once deregistered, freed, allocated and registered anew; with REGISTER=2 as windows.
 #include <cuda.h>
 #include <dlfcn.h>
 #include <link.h>
@@ -80,9 +81,23 @@ static void timed(const char *name, size_t bytes, const std::function<void()> &f
     }
     if (rank_ == 0) printf("%-14s %10zu B  loop %9.2f us %6.1f GB/s | graph %9.2f us %6.1f GB/s\n", name, bytes, loop, bytes / loop / 1e3, graph, bytes / graph / 1e3), fflush(stdout);
 }
+// The output anew, perhaps at the same address: nobody may write where it was.
+static void *handles[2];
+static void recycle() {
+    const char *how = getenv("REGISTER");
+    if (!how || how[0] != '1') return;
+    CUdeviceptr before = out;
+    CK(cuStreamSynchronize(s));
+    CK(ncclCommDeregister(comm, handles[1]));
+    CK(cuMemFree(out));
+    CK(cuMemAlloc(&out, 2 * most));
+    CK(ncclCommRegister(comm, (void *)out, 2 * most, &handles[1]));
+    printf("rank %d: output again, %s\n", rank_, before == out ? "at the same address" : "elsewhere");
+}
 // Large parts that are only moved; every rank's are compared.
 static void moves(int r) {
     float *F = (float *)in, *G = (float *)out;
+    auto again = [&] { recycle(), G = (float *)out; };
     auto exchange = [&](size_t k) {
         CK(ncclGroupStart());
         CK(ncclSend(F, k, ncclFloat, 1 - r, comm, s));
@@ -91,6 +106,7 @@ static void moves(int r) {
     };
     for (size_t k : {25000003ul, 33554432ul}) {
         if (!compares) break;
+        if (k == 33554432ul) again();
         fill(k);
         CK(ncclAllGather(F, G, k, ncclFloat, comm, s));
         check("all_gather", 2 * k, [&](size_t i) { return value(i / k, i % k); });
@@ -116,7 +132,10 @@ static int run(int r, int n, ncclUniqueId id) {
     CUdevice d;
     CUcontext c;
     CK(cuInit(0));
-    CK(cuDeviceGet(&d, r));
+    int count = 1;
+    CK(cuDeviceGetCount(&count));
+    CK(cuDeviceGet(&d, r % count));
+    if (r == 0 && count < n) printf("both ranks on one device: times mean nothing\n");
     CK(cuDevicePrimaryCtxRetain(&c, d));
     CK(cuCtxSetCurrent(c));
     double t = now();
@@ -128,10 +147,25 @@ static int run(int r, int n, ncclUniqueId id) {
         printf("library %s, init %.3f s\n", info.dli_fname, init);
     }
     CK(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
-    CK(cuMemAlloc(&in, most));
-    CK(cuMemAlloc(&out, 2 * most));
+    // Windows of NCCL are of memory of its own.
+    const char *how = getenv("REGISTER");
+    if (how && how[0] == '2') {
+        CK(ncclMemAlloc((void **)&in, most));
+        CK(ncclMemAlloc((void **)&out, 2 * most));
+    } else {
+        CK(cuMemAlloc(&in, most));
+        CK(cuMemAlloc(&out, 2 * most));
+    }
     auto F = (float *)in;
     auto G = (float *)out;
+    if (how) {
+        for (CUdeviceptr at : {in, out}) {
+            size_t bytes = at == in ? most : 2 * most;
+            ncclWindow_t window;
+            if (how[0] == '1') CK(ncclCommRegister(comm, (void *)at, bytes, &handles[at == out]));
+            if (how[0] == '2') CK(ncclCommWindowRegister(comm, (void *)at, bytes, &window, NCCL_WIN_COLL_SYMMETRIC));
+        }
+    }
     if (moves_only) {
         moves(r);
         ncclResult_t state;
@@ -195,8 +229,8 @@ static int run(int r, int n, ncclUniqueId id) {
 }
 int main(int count, char **words) {
     // `processes TURNS`: values alone, so many times.
-    moves_only = count > 1 && words[1][0] == 'm', compares = count < 3;
-    turns = count > 1 && !moves_only ? atoi(words[1]) : 1, timing = count < 2 || moves_only;
+    moves_only = count > 1 && words[1][0] == 'm', compares = count < 3 || words[2][0] == 'v';
+    turns = count > 1 && !moves_only ? atoi(words[1]) : 1, timing = count < 2 || (moves_only && (count < 3 || words[2][0] != 'v'));
     int p[2], status, bad = 0;
     if (moves_only) most = 1 << 30;
     if (pipe(p)) return 1;

@@ -3,6 +3,7 @@
 #define BEELINE_HOST
 #define BEELINE_PUSH_BLOCKS 2
 #define BEELINE_CHUNK_MIN 512
+#define BEELINE_BULK_PIECE 1024
 #define SPINS 64
 #include "../beeline/line.cuh"
 #include "../beeline/push.cuh"
@@ -53,6 +54,7 @@ struct World {
         fill(AT_CALLS, AT_CALLS + RANKS_MAX * 16);
         fill(AT_HEADERS, AT_PUSH_FLAGS + (u64)PUSH_BLOCKS * RANKS_MAX * PUSH_SLOTS * 4);
         fill(AT_LL_CALLED, AT_LL_CALLED + (u64)LL_BLOCKS_MAX * RANKS_MAX * 4);
+        fill(AT_OFFERS, AT_OFFERS + (u64)PUSH_BLOCKS * RANKS_MAX * 32);
     }
     ~World() {
         for (u32 r = 0; r < n; r++) free(windows[r]), free(reports[r]), free(aborts[r]);
@@ -97,7 +99,10 @@ static u32 blocks_of(Way way, u64 bytes) {
     return way == PUSH ? BLOCKS : (u32)((bytes + span - 1) / span);
 }
 static void run(Way way, const MoveArgs &a, u64 most) {
-    if (way == PUSH) launch<PushShared>(blocks_of(way, most), [&](PushShared &s) { push_move(a, s); });
+    PushMoveArgs unregistered = {};
+    unregistered.move = a;
+    static BulkShared bulk; // of nobody's interest here
+    if (way == PUSH) launch<PushShared>(blocks_of(way, most), [&](PushShared &s) { push_move(unregistered, s, bulk); });
     if (way == LINES) launch<LineShared>(blocks_of(way, most), [&](LineShared &s) { line_move(a, s); });
     if (way == PACKETS) launch<LlShared>(blocks_of(way, most), [&](LlShared &s) { ll_move(a, s); });
 }
@@ -190,7 +195,7 @@ static void moves(u32 n, Way way, u64 bytes, u32 shift, bool ring, bool slow = f
             for (u32 p = 0; p < n; p++) {
                 u64 s = size(rank, p), r = size(p, rank);
                 out[p].resize(s + 32), in[p].resize(r + 32, 0xee);
-                for (u64 i = 0; i < s; i++) out[p][shift + i] = (u8)(i * 11 + rank * 5 + p * 3 + call);
+                for (u64 i = 0; i < s; i++) out[p][shift + i] = (u8)(i * 11 + i / 253 + rank * 5 + p * 3 + call);
                 a.parts[p] = Part{(u64)out[p].data() + shift, s, (u64)in[p].data() + (shift + 5) % 16, r, s, r};
                 most = s > most ? s : most, most = r > most ? r : most;
             }
@@ -202,7 +207,7 @@ static void moves(u32 n, Way way, u64 bytes, u32 shift, bool ring, bool slow = f
             for (u32 p = 0; p < n; p++) {
                 u64 r = size(p, rank);
                 for (u64 i = 0; i < r; i++)
-                    if (in[p][(shift + 5) % 16 + i] != (u8)(i * 11 + p * 5 + rank * 3 + call)) {
+                    if (in[p][(shift + 5) % 16 + i] != (u8)(i * 11 + i / 253 + p * 5 + rank * 3 + call)) {
                         CHECK(false, "move n %u way %d bytes %llu shift %u ring %d rank %u from %u call %d byte %llu", n, way, bytes, shift, ring, rank, p, call, i);
                         break;
                     }
@@ -213,6 +218,8 @@ static void moves(u32 n, Way way, u64 bytes, u32 shift, bool ring, bool slow = f
     admissions = host_admissions - admissions;
     CHECK(admissions == (way == PUSH ? 0 : all_blocks.load()), "move n %u way %d bytes %llu ring %d: %u of %u blocks let the next kernel start", n, way, bytes, ring, admissions, all_blocks.load());
 }
+
+#include "direct.h"
 
 // Every block lets the next kernel start as soon as it may.
 static void admissions(Way way, u32 when, bool one_way) {
@@ -299,6 +306,16 @@ int main() {
     for (Way way : WAYS)
         for (u32 when : {ADMIT_NEVER, ADMIT_AT_ONCE, ADMIT_HEARD, ADMIT_THERE})
             for (bool one_way : {false, true}) admissions(way, when, one_way);
+    for (u32 start : {0u, 0xfffffffdu, 0xffffffffu}) {
+        counters_at = start;
+        for (u64 bytes : {5000ull, 70001ull})
+            for (u32 n : {2u, 3u}) straight(n, bytes, bytes % 2);
+        straight(8, 40000, 0);
+        straight_troubles();
+        straight_late();
+        straight_changes();
+        host_has_bulk = !host_has_bulk;
+    }
     for (u32 start : {0xfffffffdu, 0xffffffffu}) // counters wrap on the way
         for (Way way : WAYS) {
             counters_at = start;

@@ -44,7 +44,7 @@ struct Mutation {
 
 pub(crate) fn run(names: &[String]) -> Outcome {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let text = std::fs::read_to_string(root.join(LIST)).map_err(|e| format!("{LIST}: {e}"))?;
+    let text = fs::read_to_string(root.join(LIST)).map_err(|e| format!("{LIST}: {e}"))?;
     let mut list = parse(&text)?;
     if let [flag, folder] = names
         && flag == "--ptx"
@@ -104,16 +104,16 @@ fn parse(text: &str) -> Result<Vec<Mutation>, String> {
 
 fn copy_tree(root: &Path) -> Result<PathBuf, String> {
     let copy = target(root).join("mutate");
-    std::fs::create_dir_all(&copy).map_err(|error| format!("{}: {error}", copy.display()))?;
+    fs::create_dir_all(&copy).map_err(|error| format!("{}: {error}", copy.display()))?;
     for part in COPIED {
         let from = root.join(part);
         if from.exists() {
             // What was there before may have files that the tree no longer has.
             let old = copy.join(part);
             let removed = if old.is_dir() {
-                std::fs::remove_dir_all(&old)
+                fs::remove_dir_all(&old)
             } else {
-                std::fs::remove_file(&old)
+                fs::remove_file(&old)
             };
             if let Err(error) = removed
                 && error.kind() != std::io::ErrorKind::NotFound
@@ -122,7 +122,7 @@ fn copy_tree(root: &Path) -> Result<PathBuf, String> {
             }
             // New times, so that nothing built from an earlier mutation passes for fresh.
             let into = old.parent().unwrap_or(&copy);
-            std::fs::create_dir_all(into)
+            fs::create_dir_all(into)
                 .map_err(|error| format!("{}: {error}", into.display()))?;
             output(Command::new("cp").arg("-r").arg(from).arg(into))?;
         }
@@ -139,9 +139,9 @@ fn mutated<T>(copy: &Path, mutation: &Mutation, work: impl FnOnce() -> T) -> Res
     let Mutation { name, file, from, to, .. } = mutation;
     let path = copy.join(file);
     let original =
-        std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     let write = |text: &str| {
-        std::fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))
+        fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))
     };
     match original.matches(from.as_str()).count() {
         1 => {}

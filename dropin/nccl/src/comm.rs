@@ -1,6 +1,6 @@
 //! Communicators: made, divided, asked, ended.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::c_char;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,7 +38,10 @@ pub(crate) struct Comm {
     state: RwLock<State>,
     streams: Mutex<Vec<Known>>,
     pub(crate) ops: Mutex<Vec<Option<(DataType, Factor)>>>,
-    pub(crate) registered: Mutex<HashMap<u64, u64>>,
+    /// Address and bytes, by handle.
+    pub(crate) registered: Mutex<HashMap<u64, (u64, u64)>>,
+    /// Memory of `ncclMemAlloc` that was registered by itself.
+    pub(crate) own: Mutex<HashSet<u64>>,
 }
 
 /// A stream by the driver's handle, by the thread where the handle names a stream of each thread, and by the driver's number
@@ -78,8 +81,7 @@ impl Handle {
 
 impl Comm {
     fn new(gpu: Gpu, device: u32) -> &'static Self {
-        memory::used(&gpu);
-        Box::leak(Box::new(Self {
+        let comm: &'static Self = Box::leak(Box::new(Self {
             magic: AtomicU64::new(ALIVE),
             gpu,
             device,
@@ -87,7 +89,15 @@ impl Comm {
             streams: Mutex::default(),
             ops: Mutex::default(),
             registered: Mutex::default(),
-        }))
+            own: Mutex::default(),
+        }));
+        memory::note(comm);
+        comm
+    }
+
+    /// Whether it was neither destroyed nor aborted.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.magic.load(Ordering::Acquire) == ALIVE
     }
 
     /// The rank, once it is one.

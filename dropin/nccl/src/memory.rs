@@ -1,41 +1,45 @@
 //! Memory of the library's, and memory that is registered.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 
+use beeline::collective::Communicator;
 use beeline::core::addr::DevicePtr;
 use beeline::gpu::{Buffer, Gpu};
 
 use crate::abi::{Address, Out, export};
-use crate::comm::{Handle, lock};
+use crate::comm::{Comm, Handle, lock};
 use crate::failure::Failure;
 
 /// What `ncclMemAlloc` gave out, by address.
-static ALLOCATED: Mutex<Option<HashMap<u64, Buffer>>> = Mutex::new(None);
+static ALLOCATED: Mutex<BTreeMap<u64, Buffer>> = Mutex::new(BTreeMap::new());
 
-/// Devices of this process that communicators were made for: all may write what `ncclMemAlloc` gave out, so that copies
-/// between them need no stop on the way.
-static DEVICES: Mutex<Vec<Gpu>> = Mutex::new(Vec::new());
+/// Communicators that were made, to be told when memory is freed.
+static COMMS: Mutex<Vec<&'static Comm>> = Mutex::new(Vec::new());
 
-/// Notes a device that a communicator is made for.
-pub(crate) fn used(gpu: &Gpu) {
-    {
-        let mut devices = lock(&DEVICES);
-        if devices.iter().any(|known| known.same_device(gpu)) {
-            return;
-        }
-        devices.push(gpu.clone());
-    }
-    let all: Vec<Buffer> = lock(&ALLOCATED).iter().flat_map(HashMap::values).cloned().collect();
-    all.iter().for_each(|buffer| open(buffer, gpu));
+/// Notes a communicator, and lets go of those that were destroyed.
+pub(crate) fn note(comm: &'static Comm) {
+    let mut comms = lock(&COMMS);
+    comms.retain(|one| one.is_alive());
+    comms.push(comm);
 }
 
-/// Where it cannot be opened, data goes through the communicator's own memory.
-fn open(buffer: &Buffer, gpu: &Gpu) {
-    if !buffer.gpu().same_device(gpu)
-        && let Err(error) = buffer.open_to(gpu)
-    {
-        tracing::debug!(%error, "copies to another device go through windows");
+/// Bytes that a call receives from which on the memory that `ncclMemAlloc` gave out is registered by itself: as many as
+/// parts have at least that go straight.
+const OWN_MIN: u64 = 1 << 20;
+
+/// Registers the memory that a call receives in, the first time, if it is the library's own.
+pub(crate) fn receives(comm: &Comm, rank: &Communicator, address: u64, bytes: u64) {
+    if bytes < OWN_MIN {
+        return;
+    }
+    let allocated = lock(&ALLOCATED);
+    let found = allocated.range(..=address).next_back();
+    let found = found.map(|(start, buffer)| (*start, buffer.len()));
+    drop(allocated);
+    let Some((start, len)) = found else { return };
+    if address < start.saturating_add(len) && lock(&comm.own).insert(start) {
+        rank.register(DevicePtr::new(start), len);
     }
 }
 
@@ -47,25 +51,27 @@ fn register(comm: Handle, buffer: Address, bytes: usize) -> Result<u64, Failure>
     if buffer.get() == 0 || bytes == 0 {
         return Err(Failure::argument(format!("{bytes} bytes at {:#x}", buffer.get())));
     }
-    comm.ready()?.register(DevicePtr::new(buffer.get()), bytes as u64)?;
+    let rank = comm.ready()?;
     let mut registered = lock(&comm.registered);
     if registered.len() >= REGISTERED_MAX {
         return Err(Failure::usage(format!("{REGISTERED_MAX} registrations exist")));
     }
     // Numbers that are no addresses: they are handles of this interface only.
     let handle = registered.keys().max().map_or(1, |last| last + 1);
-    registered.insert(handle, buffer.get());
+    registered.insert(handle, (buffer.get(), bytes as u64));
+    drop(registered);
+    rank.register(DevicePtr::new(buffer.get()), bytes as u64);
     Ok(handle)
 }
 
 fn deregister(comm: Handle, handle: u64) -> Result<(), Failure> {
     let comm = comm.get()?;
     let gone = lock(&comm.registered).remove(&handle);
-    let address =
+    let (address, len) =
         gone.ok_or_else(|| Failure::argument(format!("there is no registration {handle}")))?;
     // A communicator that has failed knows no registrations any more.
     if let Ok(rank) = comm.ready() {
-        rank.deregister(DevicePtr::new(address));
+        rank.deregister(DevicePtr::new(address), len);
     }
     Ok(())
 }
@@ -74,19 +80,24 @@ export! {
     fn ncclMemAlloc, pncclMemAlloc(place: Out<u64>, bytes: usize) {
         place.check()?;
         if bytes == 0 { return place.set(0); }
-        let buffer = Gpu::current_cuda()?.alloc_shareable(bytes as u64)?;
+        // Of `cuMemAlloc`: it has a name for other processes, and all devices of this one reach it that reach each other.
+        let buffer = Gpu::current_cuda()?.alloc(bytes as u64)?;
         let address = buffer.ptr().as_u64();
-        lock(&ALLOCATED).get_or_insert_default().insert(address, buffer.clone());
-        // Behind that: devices that come from here on open it themselves.
-        let devices = lock(&DEVICES).clone();
-        devices.iter().for_each(|gpu| open(&buffer, gpu));
+        lock(&ALLOCATED).insert(address, buffer);
         place.set(address)
     }
 
     fn ncclMemFree, pncclMemFree(address: Address) {
         if address.get() == 0 { return Ok(()); }
-        let gone = lock(&ALLOCATED).as_mut().and_then(|all| all.remove(&address.get()));
-        gone.map(drop).ok_or_else(|| Failure::argument(format!("{:#x} is not from ncclMemAlloc", address.get())))
+        let gone = lock(&ALLOCATED).remove(&address.get());
+        let gone = gone.ok_or_else(|| Failure::argument(format!("{:#x} is not from ncclMemAlloc", address.get())))?;
+        let comms = lock(&COMMS).clone();
+        for comm in comms {
+            if lock(&comm.own).remove(&address.get()) && let Ok(rank) = comm.ready() {
+                rank.deregister(gone.ptr(), gone.len());
+            }
+        }
+        Ok(())
     }
 
     fn ncclCommRegister, pncclCommRegister(comm: Handle, buffer: Address, bytes: usize, handle: Out<u64>) {

@@ -6,6 +6,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use beeline_core::addr::DevicePtr;
+
 use super::core::Held;
 use super::device::Context;
 use super::error::Error;
@@ -43,7 +45,8 @@ pub const ADMIT_THERE: u32 = 3;
 /// Where a window has the number of blocks that are done, of launches that count them (32 bits, wraps).
 pub const DONE_AT: u64 = 704;
 
-const AT_LL: u64 = 131_072;
+/// Where packets begin in every window.
+pub const AT_LL: u64 = 262_144;
 const LL_SLOTS: u64 = 2;
 const LL_REGION: u64 = 2 * LL_SPAN_MAX;
 /// Bytes of data in a line of 128 bytes, and in the lines that a warp carries at once.
@@ -217,6 +220,50 @@ pub struct MoveArgs {
     pub parts: [Part; RANKS_MAX],
 }
 
+/// Registrations of one rank that others map.
+pub const DIRECT_ENTRIES: usize = 64;
+/// Bits of an entry's generation, which is never 0.
+pub const GENERATION_BITS: u32 = 21;
+const OFFER_ENTRY: u32 = 57;
+const OFFER_GENERATION: u32 = 36;
+const ENTRY_GENERATION: u32 = 43;
+
+/// How a receiver tells a sender that its part may go to byte `offset` of its entry; 0: what cannot be said.
+pub const fn offer(entry: usize, generation: u32, offset: u64) -> u64 {
+    let fits = entry < DIRECT_ENTRIES && generation >> GENERATION_BITS == 0;
+    let unit = offset / 16;
+    if !fits || !offset.is_multiple_of(16) || unit >> OFFER_GENERATION != 0 {
+        return 0;
+    }
+    ((entry as u64 + 1) << OFFER_ENTRY) | ((generation as u64) << OFFER_GENERATION) | unit
+}
+
+/// What the table of a sender has behind the address of an entry of `len` bytes; 0: too long.
+pub const fn entry_word(generation: u32, len: u64) -> u64 {
+    if len >> ENTRY_GENERATION != 0 || generation >> GENERATION_BITS != 0 {
+        return 0;
+    }
+    ((generation as u64) << ENTRY_GENERATION) | len
+}
+
+/// Arguments of a kernel of chunks that computes nothing.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct PushMoveArgs {
+    /// As for the other ways.
+    pub moves: MoveArgs,
+    /// Where the part of each rank may go ([`offer`]); 0: through slots.
+    pub offers: [u64; RANKS_MAX],
+    /// In host memory: address and [`entry_word`] of what is mapped of each rank's [`DIRECT_ENTRIES`] entries.
+    pub table: u64,
+    /// 32 bits in host memory that count the parts that went straight.
+    pub straight: u64,
+    /// Ranks of which something is mapped.
+    pub mapped: u32,
+    /// Nothing.
+    pub unused: u32,
+}
+
 /// Arguments of a collective that reduces.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
@@ -316,6 +363,7 @@ texts! {
 /// The kernels of one module, for one context.
 pub struct Kernels {
     context: Arc<Context>,
+    set: KernelSet,
     module: RawModule,
     /// Whether they are machine code, whose kernels of packets and lines wait themselves for what was queued before, and the driver
     /// has not refused to launch them so.
@@ -346,8 +394,13 @@ impl Kernels {
             }
         };
         let functions = [RawFunction::NULL; 3];
-        let mut new =
-            Self { context: Arc::clone(context), module, early: AtomicBool::new(early), functions };
+        let mut new = Self {
+            context: Arc::clone(context),
+            set,
+            module,
+            early: AtomicBool::new(early),
+            functions,
+        };
         let [packets, lines, push] = names;
         new.functions = [new.find(packets)?, new.find(lines)?, new.find(push)?];
         Ok(new)
@@ -387,8 +440,10 @@ impl fmt::Debug for Kernels {
 /// The arguments of one launch.
 #[derive(Clone, Copy, Debug)]
 pub enum Args<'a> {
-    /// Of a [`KernelSet::Move`].
+    /// Of a [`KernelSet::Move`], by packets or lines.
     Move(&'a MoveArgs),
+    /// Of a [`KernelSet::Move`], by chunks.
+    PushMove(&'a PushMoveArgs),
     /// Of a [`KernelSet::Reduce`].
     Reduce(&'a ReduceArgs),
 }
@@ -438,6 +493,16 @@ impl Stream {
         if kernels.context.raw() != self.context().raw() {
             return Err(Error::Refused("the kernels were compiled for another device"));
         }
+        let by_chunks = shape.way == Way::Push;
+        let suited = match (kernels.set, args) {
+            (KernelSet::Move, Args::Move(_)) => !by_chunks,
+            (KernelSet::Move, Args::PushMove(_)) => by_chunks,
+            (KernelSet::Reduce(..), Args::Reduce(_)) => true,
+            _ => false,
+        };
+        if !suited {
+            return Err(Error::Refused("the kernel takes other arguments"));
+        }
         let [packets, lines, push] = kernels.functions;
         let function = match shape.way {
             Way::Packets => packets,
@@ -446,6 +511,7 @@ impl Stream {
         };
         let mut params: [*mut c_void; 1] = [match args {
             Args::Move(args) => std::ptr::from_ref(args).cast_mut().cast(),
+            Args::PushMove(args) => std::ptr::from_ref(args).cast_mut().cast(),
             Args::Reduce(args) => std::ptr::from_ref(args).cast_mut().cast(),
         }];
         // Others do not wait by themselves.
@@ -531,21 +597,28 @@ impl fmt::Debug for IpcMapping {
     }
 }
 
+/// A name for other processes of the host of the allocation that begins at `start`, whoever made it.
+///
+/// # Errors
+/// `Unsupported` without IPC; what the driver says, as for memory that is not of `cuMemAlloc`.
+pub fn ipc_handle(context: &Arc<Context>, start: DevicePtr) -> Result<[u8; 64], Error> {
+    let export = context.table().cuIpcGetMemHandle;
+    let Some(export) = export else { return Err(Error::Unsupported { what: "IPC" }) };
+    let _current = context.enter()?;
+    let mut handle = IpcHandle([0; 64]);
+    // SAFETY: `handle` is a place for one handle; the address is a number that the driver looks up and does not follow.
+    let result = unsafe { export(&raw mut handle, start.as_u64()) };
+    context.check("cuIpcGetMemHandle", result, || start.to_string())?;
+    Ok(handle.0)
+}
+
 impl DeviceMem {
     /// A name of this allocation for other processes of the host.
     ///
     /// # Errors
-    /// `Unsupported` without IPC; what the driver says, as for memory that is not of `cuMemAlloc`.
+    /// As [`ipc_handle`].
     pub fn ipc_handle(&self) -> Result<[u8; 64], Error> {
-        let context = self.context();
-        let export = context.table().cuIpcGetMemHandle;
-        let Some(export) = export else { return Err(Error::Unsupported { what: "IPC" }) };
-        let _current = context.enter()?;
-        let mut handle = IpcHandle([0; 64]);
-        // SAFETY: `handle` is a place for one handle; the memory is alive.
-        let result = unsafe { export(&raw mut handle, self.ptr().as_u64()) };
-        context.check("cuIpcGetMemHandle", result, || format!("{self:?}"))?;
-        Ok(handle.0)
+        ipc_handle(self.context(), self.ptr())
     }
 }
 
@@ -557,12 +630,28 @@ mod tests {
     fn layouts_are_those_of_layout_cuh() {
         assert_eq!((size_of::<Comm>(), align_of::<Comm>()), (16 * 8 + 5 * 8 + 40, 8));
         assert_eq!(size_of::<MoveArgs>(), size_of::<Comm>() + 16 * 48);
+        assert_eq!(size_of::<PushMoveArgs>(), size_of::<MoveArgs>() + 16 * 8 + 24);
         assert_eq!(size_of::<ReduceArgs>(), size_of::<Comm>() + 64);
         assert_eq!(size_of::<Report>(), 56);
         assert_eq!(std::mem::offset_of!(Report, waited_ns), 40);
         for ranks in 0..=RANKS_MAX as u32 {
             assert!(window_bytes(ranks) <= 64 << 20, "{ranks}");
         }
+    }
+
+    #[test]
+    fn offers_say_what_fits_their_bits() {
+        for (entry, generation, offset, word) in [
+            (0, 1, 0, 1 << 57 | 1 << 36),
+            (63, (1 << 21) - 1, 4080, 64 << 57 | ((1 << 21) - 1) << 36 | 255),
+            (64, 1, 0, 0),
+            (0, 1 << 21, 0, 0),
+            (0, 1, 8, 0),
+            (0, 1, 1 << 40, 0),
+        ] {
+            assert_eq!(offer(entry, generation, offset), word, "{entry} {generation} {offset}");
+        }
+        assert_eq!([entry_word(2, 5), entry_word(1, 1 << 43)], [2 << 43 | 5, 0]);
     }
 
     /// As `ll_shift` of layout.cuh has them.

@@ -296,24 +296,38 @@ impl Communicator {
         })
     }
 
-    /// Says that calls will use this memory often; a hint.
+    /// Says that calls will often receive in this memory; a hint, and of this rank alone. Other ranks then store large
+    /// parts of moves straight into it, where it is device memory of one `cudaMalloc` on the rank's own device (between ranks of
+    /// one process also other device memory that the sender's device reaches) and begins at a multiple of 16 bytes. At
+    /// most 64 registrations of a rank count at a time.
     ///
-    /// # Errors
-    /// What the device says.
-    pub fn register(&self, ptr: crate::core::addr::DevicePtr, len: u64) -> Result<()> {
-        lock(&self.inner.executor).as_mut().map_or(Ok(()), |executor| executor.register(ptr, len))
+    /// It holds until [`Self::deregister`], which must not come before the calls that use the memory have ended, and
+    /// before graphs with such calls are gone. A rank that has mapped the memory keeps it from being given back to
+    /// the device until that rank itself registers or deregisters something, or ends its communicator. After a failure
+    /// or an abort, memory that a call was to receive in is let alone by all others once the rank's own kernel has
+    /// ended (it waits for senders that have begun, 50 ms at most).
+    pub fn register(&self, ptr: crate::core::addr::DevicePtr, len: u64) {
+        if let Some(executor) = lock(&self.inner.executor).as_mut() {
+            executor.register(ptr, len);
+        }
     }
 
-    /// Undoes [`Self::register`], before the memory is freed.
-    pub fn deregister(&self, ptr: crate::core::addr::DevicePtr) {
+    /// Undoes a [`Self::register`] of the same bytes, before the memory is freed. May wait for the device, as freeing memory
+    /// does.
+    pub fn deregister(&self, ptr: crate::core::addr::DevicePtr, len: u64) {
         if let Some(executor) = lock(&self.inner.executor).as_mut() {
-            executor.forget(ptr);
+            executor.forget(ptr, len);
         }
     }
 
     /// How many copies this rank has queued where kernels would do as well: large moves of groups that have all ranks.
     pub fn copied(&self) -> u64 {
         lock(&self.inner.executor).as_ref().map_or(0, Executor::copied)
+    }
+
+    /// How many parts this rank has stored straight into registered memory of other ranks, in calls that have ended.
+    pub fn straight(&self) -> u64 {
+        lock(&self.inner.executor).as_ref().map_or(0, Executor::straight)
     }
 
     /// Why the communicator stopped, if it did. One atomic load while all is well.
@@ -357,6 +371,9 @@ impl Communicator {
     }
 }
 
+/// Bytes of a call from which on a part of it may go straight into registered memory.
+const STRAIGHT_MIN: u64 = 512 << 10;
+
 impl Inner {
     pub(super) const fn settings(&self) -> &Settings {
         &self.settings
@@ -385,6 +402,16 @@ impl Inner {
         let slowest = if self.staged { Link::Same } else { Ranks::like_h200(self.ranks).slowest };
         let planned = plan(call, &Ranks { slowest, ..Ranks::like_h200(self.ranks) });
         planned.predicted_ns.first().copied().unwrap_or(0)
+    }
+
+    /// To be called before anything of a group is queued that has `posted` for this rank.
+    pub(super) fn prepare(&self, posted: &Posted) {
+        let size = posted.call.dtype.size_bytes().unwrap_or(1);
+        if posted.call.count.saturating_mul(size) >= STRAIGHT_MIN
+            && let Some(executor) = lock(&self.executor).as_mut()
+        {
+            executor.prepare();
+        }
     }
 
     /// Queues what one group (or one call outside of any) has for this rank.

@@ -13,6 +13,7 @@
 //! | 4096 + 128 p | transfers to peer `p`: announcement, posted, taken |
 //! | 49152 | a board for small messages between survivors: sequence, length, bytes |
 //! | 57344 | written by the owner's kernels: their report (code and rank, then the calls); at 57400: whom they wait for; at 57408: closed |
+//! | 65536 | what the owner has registered: how often that changed, then the entries (see `executor/cuda/registered.rs`) |
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +28,7 @@ use crate::error::{Error, Kind, Result};
 use crate::lock;
 
 /// Bytes of a segment.
-pub(crate) const BYTES: usize = 64 << 10;
+pub(crate) const BYTES: usize = 80 << 10;
 /// Where the abort word of a segment is: 64 bits, not 0 once aborted.
 pub(crate) const ABORT_OFFSET: u64 = 0;
 /// Ranks a communicator has at most: what a segment has room for.

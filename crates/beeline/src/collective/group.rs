@@ -78,6 +78,7 @@ pub fn group_end() -> Result<()> {
 /// rank together.
 fn queue_all(calls: Vec<(Arc<Inner>, Posted, Arc<Stream>)>) -> Result<()> {
     let mut by_rank: Vec<ByRank> = Vec::new();
+    calls.iter().for_each(|(rank, posted, _)| rank.prepare(posted));
     for (rank, posted, stream) in calls {
         let at = by_rank.iter().position(|(known, ..)| Arc::ptr_eq(known, &rank));
         let at = at.unwrap_or_else(|| {
@@ -156,7 +157,9 @@ pub(super) fn post(
     stream: &Arc<Stream>,
 ) -> Result<()> {
     if group_depth() == 0 {
-        let queued = comm.inner().queue(vec![(posted?, Arc::clone(stream))]);
+        let posted = posted?;
+        comm.inner().prepare(&posted);
+        let queued = comm.inner().queue(vec![(posted, Arc::clone(stream))]);
         return queued.and(comm.inner().settle());
     }
     GROUP.with_borrow_mut(|group| {

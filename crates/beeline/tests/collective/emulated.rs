@@ -69,3 +69,8 @@ fn processes_reach_each_others_windows() {
 fn large_moves_are_copies() {
     again(&["copies::"]);
 }
+
+#[test]
+fn threads_write_registered_memory() {
+    again(&["straight::"]);
+}

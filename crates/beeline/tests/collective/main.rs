@@ -15,5 +15,6 @@ mod emulated;
 mod library;
 mod order;
 mod processes;
+mod straight;
 mod support;
 mod trouble;

@@ -23,6 +23,9 @@ fn rank_process() {
     let id = UniqueId::from_bytes(&bytes.try_into().unwrap()).unwrap();
     let comm =
         Communicator::join(&id, rank, ranks, &gpu_of(rank, ranks), &settings(|_| {})).unwrap();
+    if dies == REGISTERED {
+        return crate::straight::rank(&comm);
+    }
     calls(&comm);
     if dies == NO_FILES {
         return split_without_files(&comm);
@@ -46,6 +49,9 @@ fn rank_process() {
 
 /// In place of a rank that dies: rank 0 can open no more files.
 const NO_FILES: u32 = 99;
+
+/// In place of a rank that dies: the ranks register their memory.
+const REGISTERED: u32 = 98;
 
 /// The leader of a part cannot listen for it: it fails, and the others of the part learn of it before any deadline. Who is in
 /// another part does not notice.
@@ -172,6 +178,13 @@ fn a_process_that_dies_is_named_and_the_others_go_on() {
 #[test]
 fn a_part_whose_leader_cannot_listen_fails_at_once() {
     for mut child in start(&at_loopback(), 4, NO_FILES) {
+        assert!(child.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn processes_write_registered_memory() {
+    for mut child in start(&at_loopback(), crate::straight::RANKS, REGISTERED) {
         assert!(child.wait().unwrap().success());
     }
 }

@@ -1,15 +1,17 @@
 //! Kernels of CUDA devices.
 //!
 //! Every rank has one window of device memory (at most 64 MiB), which all others of the host write
-//! through peer access or CUDA IPC; what a user's buffer holds goes through it, so no buffer has to be
-//! known to the others. Small parts travel as packets that carry their flag (`bl_ll_*`), larger ones as
-//! chunks behind flags, sent by one half of the threads while the other half reduces (`bl_push_*`). The
+//! through peer access or CUDA IPC. What a user's buffer holds goes through it, so buffers need not be known to the
+//! others; large parts that are only moved go straight into those that are (`registered.rs`). Small parts travel as
+//! packets that carry their flag (`bl_ll_*`), larger ones as chunks behind flags, sent by one half of the threads
+//! while the other half reduces (`bl_push_*`). The
 //! counters that both need are in the windows, so a captured graph can be replayed. Which of the two a part
 //! takes depends on its size alone, since both sides must choose the same.
 
 mod direct;
 mod join;
 mod launch;
+mod registered;
 mod report;
 mod rounds;
 mod verify;
@@ -20,9 +22,8 @@ pub(in crate::collective) use report::{REPORT_OFFSET, WAITING_OFFSET, failure, f
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use beeline_core::addr::DevicePtr;
 use beeline_sys::cuda::collective::{
-    Args, Comm, DONE_AT, KernelSet, Kernels, MoveArgs, ReduceArgs, Shape, Way,
+    Args, Comm, DONE_AT, KernelSet, Kernels, MoveArgs, PushMoveArgs, ReduceArgs, Shape, Way,
 };
 use beeline_sys::cuda::{Context, DeviceMem, HostRegistration, Stream as Handle, WaitFlags, Word};
 
@@ -63,6 +64,7 @@ pub(crate) struct Cuda {
     lanes: direct::Lanes,
     /// Copies that were queued instead of kernels.
     copied: u64,
+    registered: registered::Registered,
 }
 
 /// How the window of another rank is reached.
@@ -147,18 +149,19 @@ impl Cuda {
         });
     }
 
-    /// Nothing to do: data goes through the windows, wherever it comes from.
-    pub(super) fn register(&mut self, _ptr: DevicePtr, _len: u64) -> Result<()> {
-        Ok(())
-    }
-
-    pub(super) fn forget(&mut self, _ptr: DevicePtr) {}
-
     /// Waits for the kernels until `deadline`. Windows and control memory stay until the last one has ended, even
     /// where that is later.
-    pub(super) fn close(self, tail: Tail, deadline: Instant) {
+    pub(super) fn close(mut self, tail: Tail, deadline: Instant) {
+        let parts = self.straight();
+        if parts > 0 {
+            tracing::debug!("rank {} has sent {parts} parts straight", self.rank);
+        }
         while !tail.is_done() && Instant::now() < deadline {
             std::thread::sleep(CLOSE_PAUSE);
+        }
+        if tail.is_done() {
+            // Nobody but this rank's kernels used what it has mapped of the others' memory.
+            self.registered.end();
         }
         retire(Some(Left { cuda: self, tail }));
     }
@@ -171,7 +174,17 @@ impl Cuda {
         held: &[Arc<DeviceMem>],
     ) -> Result<()> {
         let kernels = self.kernels(KernelSet::Move)?;
-        let queued = stream.launch_collective(&kernels, shape, Args::Move(args), held);
+        let queued = if shape.way == Way::Push {
+            let mut push = Box::new(PushMoveArgs { moves: *args, ..PushMoveArgs::default() });
+            self.straighten(&mut push);
+            let queued = stream.launch_collective(&kernels, shape, Args::PushMove(&push), held);
+            if push.mapped != 0 {
+                self.straightened(stream);
+            }
+            queued
+        } else {
+            stream.launch_collective(&kernels, shape, Args::Move(args), held)
+        };
         queued.map_err(|error| self.failed("queue a collective", error))?;
         self.queued(shape, held);
         Ok(())

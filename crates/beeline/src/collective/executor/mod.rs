@@ -22,9 +22,8 @@
 //!   64-bit word at [`ABORT_OFFSET`](super::control::ABORT_OFFSET) of the rank's own
 //!   [`memory`](super::control::Control::memory), which may be pinned for a device.
 //! - [`register`](Executor::register) is a hint (zero copy); [`forget`](Executor::forget) undoes it
-//!   before the memory is freed. Both are local; handles are exchanged when a call first needs them,
-//!   through the executor's own channel (control words or its device memory), not through `exchange`,
-//!   which only works while all ranks are inside it.
+//!   before the memory is freed. Both are local: what is registered stands in the rank's own control memory, where
+//!   the others look when they queue a large call.
 //! - [`close`](Executor::close) is given the [`Tail`] of what was queued, and never waits longer than its
 //!   deadline; what is still in flight then keeps its memory until the tail is done.
 //! - For graphs: `sequence` is what the host counted when the call was queued. An executor that supports
@@ -298,17 +297,33 @@ impl Executor {
     }
 
     /// Says that memory will be used often.
-    pub(crate) fn register(&mut self, ptr: DevicePtr, len: u64) -> Result<()> {
+    pub(crate) fn register(&mut self, ptr: DevicePtr, len: u64) {
         match self {
             Self::Cuda(cuda) => cuda.register(ptr, len),
-            Self::Staged(_) => Ok(()),
+            Self::Staged(_) => {}
+        }
+    }
+
+    /// How many parts went straight into registered memory of other ranks.
+    pub(crate) fn straight(&self) -> u64 {
+        match self {
+            Self::Cuda(cuda) => cuda.straight(),
+            Self::Staged(_) => 0,
         }
     }
 
     /// Undoes [`Self::register`].
-    pub(crate) fn forget(&mut self, ptr: DevicePtr) {
+    pub(crate) fn forget(&mut self, ptr: DevicePtr, len: u64) {
         match self {
-            Self::Cuda(cuda) => cuda.forget(ptr),
+            Self::Cuda(cuda) => cuda.forget(ptr, len),
+            Self::Staged(_) => {}
+        }
+    }
+
+    /// Maps what others have registered; before anything of a group with large calls is queued, on any of its ranks.
+    pub(crate) fn prepare(&mut self) {
+        match self {
+            Self::Cuda(cuda) => cuda.prepare(),
             Self::Staged(_) => {}
         }
     }

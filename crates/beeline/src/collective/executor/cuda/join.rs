@@ -11,6 +11,7 @@ use beeline_sys::cuda::collective::{
 };
 use beeline_sys::cuda::{DeviceMem, HostRegistration, Stream as Handle};
 
+use super::registered::Registered;
 use super::verify::{self, Probe};
 use super::{Cuda, LEFT_MAX, Peer, REPORT_OFFSET, device_of, direct, process_is_gone, retire};
 use crate::collective::control::ABORT_OFFSET;
@@ -179,6 +180,7 @@ impl Own {
         }
         let visible = (0..setup.ranks).filter(|r| !process_is_gone(setup.control.process(*r)));
         let counts = context.has_stream_waits();
+        let registered = Registered::new(&context, setup.ranks)?;
         Ok(Cuda {
             visible: visible.collect(),
             rank: setup.rank,
@@ -197,6 +199,7 @@ impl Own {
             kernels: Vec::new(),
             lanes: direct::Lanes::new(),
             copied: 0,
+            registered,
         })
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use beeline_core::reason::{Code, Reason};
-use beeline_sys::cuda::collective::RANKS_MAX;
+use beeline_sys::cuda::collective::{AT_LL, RANKS_MAX};
 use beeline_sys::cuda::{Error as CudaError, Event, HostRegistration, Stream as Handle};
 use beeline_sys::mem::HostMem;
 
@@ -12,7 +12,7 @@ use super::{Cuda, Peer};
 use crate::error::{Error, Kind, Result};
 
 /// Where the patterns of all ranks lie in a window, one after the other: where packets lie later.
-const AT: u64 = 131_072;
+const AT: u64 = AT_LL;
 /// Bytes of one.
 const BYTES: u64 = 4096;
 /// How long the copies of one rank may take.
