@@ -110,11 +110,8 @@ fn copy_tree(root: &Path) -> Result<PathBuf, String> {
         if from.exists() {
             // What was there before may have files that the tree no longer has.
             let old = copy.join(part);
-            let removed = if old.is_dir() {
-                fs::remove_dir_all(&old)
-            } else {
-                fs::remove_file(&old)
-            };
+            let removed =
+                if old.is_dir() { fs::remove_dir_all(&old) } else { fs::remove_file(&old) };
             if let Err(error) = removed
                 && error.kind() != std::io::ErrorKind::NotFound
             {
@@ -122,8 +119,7 @@ fn copy_tree(root: &Path) -> Result<PathBuf, String> {
             }
             // New times, so that nothing built from an earlier mutation passes for fresh.
             let into = old.parent().unwrap_or(&copy);
-            fs::create_dir_all(into)
-                .map_err(|error| format!("{}: {error}", into.display()))?;
+            fs::create_dir_all(into).map_err(|error| format!("{}: {error}", into.display()))?;
             output(Command::new("cp").arg("-r").arg(from).arg(into))?;
         }
     }
@@ -140,9 +136,8 @@ fn mutated<T>(copy: &Path, mutation: &Mutation, work: impl FnOnce() -> T) -> Res
     let path = copy.join(file);
     let original =
         fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let write = |text: &str| {
-        fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))
-    };
+    let write =
+        |text: &str| fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()));
     match original.matches(from.as_str()).count() {
         1 => {}
         count => return Err(format!("{name}: `{from}` stands {count} times in {file}")),
