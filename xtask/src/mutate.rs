@@ -60,13 +60,17 @@ pub(crate) fn run(names: &[String]) -> Outcome {
     let mut survived = Vec::new();
     for mutation in &list {
         // One that cannot be judged does not keep the others from it.
-        let killed = is_killed(&copy, mutation).unwrap_or_else(|error| {
+        let end = end_of_tests(&copy, mutation).unwrap_or_else(|error| {
             println!("{error}");
-            false
+            End::Survived
         });
-        println!("{} {}", if killed { "killed  " } else { "SURVIVED" }, mutation.name);
-        if !killed {
-            survived.push(mutation.name.as_str());
+        match end {
+            End::Killed => println!("killed   {}", mutation.name),
+            End::Hung => println!("killed   {} (no end within {TESTS_MAX} s)", mutation.name),
+            End::Survived => {
+                println!("SURVIVED {}", mutation.name);
+                survived.push(mutation.name.as_str());
+            }
         }
     }
     println!("{} of {} mutations were noticed", list.len() - survived.len(), list.len());
@@ -148,7 +152,15 @@ fn mutated<T>(copy: &Path, mutation: &Mutation, work: impl FnOnce() -> T) -> Res
     Ok(answer)
 }
 
-fn is_killed(copy: &Path, mutation: &Mutation) -> Result<bool, String> {
+/// How the tests of a mutation ended.
+enum End {
+    Killed,
+    /// Not at all. On a machine with much else to do that may be slowness and no proof.
+    Hung,
+    Survived,
+}
+
+fn end_of_tests(copy: &Path, mutation: &Mutation) -> Result<End, String> {
     let Mutation { name, package, tests, .. } = mutation;
     let target = mutation.target.as_deref();
     let (built, tested) = mutated(copy, mutation, || {
@@ -169,7 +181,12 @@ fn is_killed(copy: &Path, mutation: &Mutation) -> Result<bool, String> {
         let log = String::from_utf8_lossy(&built.stderr);
         return Err(format!("{name} does not compile, so it proves nothing:\n{log}"));
     }
-    Ok(!tested.status.success())
+    Ok(match tested.status.code() {
+        Some(0) => End::Survived,
+        // Of timeout(1): it ended them, or had to kill them.
+        Some(124 | 137) => End::Hung,
+        _ => End::Killed,
+    })
 }
 
 /// The same with a time limit: tests that do not end without a check have noticed that it is missing.
