@@ -68,10 +68,9 @@ DEVICE void begin_early(const Args &a, LlShared &s, u32 takes, u32 mine) {
         set(s.warm, all);
     }
     if (thread_index() == 0) s.refused = s.bad = s.over = 0;
-    // Before anything is sent: who has taken that finds the word.
-    u32 called = thread_index() >= ll_workers() ? ll_announce(a.comm, mine) : 0;
     barrier(0, block_threads());
-    bool there = thread_index() >= ll_workers() && ll_meet(a.comm, s, takes, called);
+    // Behind the barrier, so that those who move data do not wait for it (two tenths of a microsecond on an H200).
+    bool there = thread_index() >= ll_workers() && ll_meet(a.comm, s, takes, ll_announce(a.comm, mine));
     after_earlier();
     if (there && thread_index() == ll_workers()) admit_next();
     if (thread_index() == 0) admit(a.comm, ADMIT_AT_ONCE);
