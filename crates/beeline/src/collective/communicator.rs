@@ -299,7 +299,7 @@ impl Communicator {
     /// Says that calls will often receive in this memory; a hint, and of this rank alone. Other ranks then store large
     /// parts of moves straight into it, where it is device memory of one `cudaMalloc` on the rank's own device (between ranks of
     /// one process also other device memory that the sender's device reaches) and begins at a multiple of 16 bytes. At
-    /// most 64 registrations of a rank count at a time.
+    /// most 64 registrations of a rank count at a time. May wait for the device, as freeing memory does.
     ///
     /// It holds until [`Self::deregister`], which must not come before the calls that use the memory have ended, and
     /// before graphs with such calls are gone. A rank that has mapped the memory keeps it from being given back to
