@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 typedef unsigned long long dptr;
-enum { STREAMS_MAX = 16, DEPTH = 4 };
+enum { STREAMS_MAX = 40, DEPTH = 4 };
 static int (*cu_init)(unsigned), (*cu_device)(int *, int), (*cu_retain)(void **, int), (*cu_current)(void *);
 static int (*cu_alloc)(dptr *, size_t), (*cu_d2h)(void *, dptr, size_t), (*cu_h2d)(dptr, const void *, size_t);
 static int (*cu_stream)(CUstream *, unsigned), (*cu_sync)(CUstream);
@@ -89,7 +89,8 @@ int main(int argc, char **argv) {
     static const struct { size_t size; int streams, write; } cells[] = {
         {4096, 1, 0}, {65536, 1, 0}, {1 << 20, 1, 0}, {4 << 20, 1, 0}, {16 << 20, 1, 0},
         {65536, 8, 0}, {1 << 20, 8, 0}, {16 << 20, 2, 0}, {1 << 20, 16, 0},
-        {4096, 1, 1}, {1 << 20, 1, 1}, {16 << 20, 1, 1}, {1 << 20, 8, 1},
+        {2 << 20, 8, 0}, {4 << 20, 8, 0}, {2 << 20, 40, 0}, {4 << 20, 40, 0},
+        {4096, 1, 1}, {1 << 20, 1, 1}, {16 << 20, 1, 1}, {1 << 20, 8, 1}, {4 << 20, 8, 1}, {2 << 20, 40, 1},
     };
     for (size_t c = 0; c < sizeof cells / sizeof *cells; c++) {
         size_t size = cells[c].size;

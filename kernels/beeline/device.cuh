@@ -108,6 +108,21 @@ DEVICE u64 now_ns() {
 DEVICE void after_earlier() { asm volatile("//sm_90 griddepcontrol.wait;" ::: "memory"); }
 // Once every block has come here, blocks of the next kernel may start, as far as there is room for them.
 DEVICE void admit_next() { asm volatile("//sm_90 griddepcontrol.launch_dependents;" ::: "memory"); }
+// The only accesses that may stand before `after_earlier`, which their marks say: to words that kernels change nowhere else.
+// Adds to one of another device (which carries out atomic operations of others), adds to an own one, looks at an own one.
+DEVICE void announce(u64 at, u32 v) {
+    asm volatile("red.relaxed.sys.global.add.u32 [%0], %1; //before the wait" ::"l"(at), "r"(v) : "memory");
+}
+DEVICE u32 add_early(u64 at, u32 v) {
+    u32 old;
+    asm volatile("atom.relaxed.sys.global.add.u32 %0, [%1], %2; //before the wait" : "=r"(old) : "l"(at), "r"(v) : "memory");
+    return old;
+}
+DEVICE u32 peek_early(u64 at) {
+    u32 v;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1]; //before the wait" : "=r"(v) : "l"(at) : "memory");
+    return v;
+}
 // Adds one, after everything that this thread has written, and what it knows that others have.
 DEVICE void count_up(u64 at) { asm volatile("red.release.sys.global.add.u32 [%0], 1;" ::"l"(at) : "memory"); }
 // Copies that the machine makes by itself, between memory of a device and memory of a block (`at_block`), of whole 16 bytes at

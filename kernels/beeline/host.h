@@ -157,6 +157,10 @@ inline u32 swap_if_zero(u64 at, u32 v) {
     host_word<u32>(at).compare_exchange_strong(old, v);
     return old;
 }
+// No `host_word`: they may come before the wait.
+inline u32 add_early(u64 at, u32 v) { return reinterpret_cast<std::atomic<u32> *>(at)->fetch_add(v, std::memory_order_relaxed); }
+inline void announce(u64 at, u32 v) { add_early(at, v); }
+inline u32 peek_early(u64 at) { return reinterpret_cast<std::atomic<u32> *>(at)->load(std::memory_order_acquire); }
 inline void count_up(u64 at) { host_word<u32>(at).fetch_add(1, std::memory_order_release); }
 inline u64 now_ns() { return (u64)std::chrono::steady_clock::now().time_since_epoch().count(); }
 // Copies of the machine's own are made as late as may be: what was not waited for is not there.

@@ -29,7 +29,9 @@ static_assert(ENTRY_GENERATION + GENERATION_BITS == 64 && DIRECT_ENTRIES < 1 << 
 struct Counters {
     u32 sent, received; // by this rank
     u32 consumed;       // written by the peer: what it has read of ours
-    u32 claimed;        // of chunks: 1 + the number of the part that is being stored straight into the peer's memory, or was
+    // Of packets and lines, added to by the peer: messages of its kernels whose block has room, both ways. Of chunks: 1 + the
+    // number of the part that is being stored straight into the peer's memory, or was.
+    u32 last;
 };
 
 // Offsets in a window.
@@ -43,9 +45,10 @@ constexpr u64 AT_PUSH_COUNTERS = AT_LL_COUNTERS + (u64)LL_BLOCKS_MAX * RANKS_MAX
 constexpr u64 AT_PUSH_FLAGS = AT_PUSH_COUNTERS + (u64)PUSH_BLOCKS * RANKS_MAX * 16;      // u32 [block][peer][slot]
 constexpr u64 AT_PUSH_WAYS = AT_PUSH_FLAGS + (u64)PUSH_BLOCKS * RANKS_MAX * PUSH_SLOTS * 4; // u32 [block][peer][slot]: see direct.cuh
 constexpr u64 AT_OFFERS = AT_PUSH_WAYS + (u64)PUSH_BLOCKS * RANKS_MAX * PUSH_SLOTS * 4; // packets [block][peer][2]
+constexpr u64 AT_LL_CALLED = AT_OFFERS + (u64)PUSH_BLOCKS * RANKS_MAX * 32; // u32 [block][peer]: what `last` says of packets there
 constexpr u64 AT_LL = 262144;                                                           // [source][slot][block] regions
 static_assert(AT_CALLS + RANKS_MAX * 16 <= 512 && AT_DONE + 4 <= AT_HEADERS, "words of the first page overlap");
-static_assert(AT_OFFERS + (u64)PUSH_BLOCKS * RANKS_MAX * 32 <= AT_LL, "offers overlap the packets");
+static_assert(AT_LL_CALLED + (u64)LL_BLOCKS_MAX * RANKS_MAX * 4 <= AT_LL, "counters overlap the packets");
 
 // What a failing kernel writes to host memory; `code` last.
 struct Report {
@@ -77,15 +80,22 @@ struct Comm {
     // 1: every block of packets or lines adds one to AT_DONE when it is done, for good or not; 0 in graphs, whose replays
     // the host does not count, in streams of the library's own, and where streams cannot wait for it.
     u32 counted;
-    u32 admits; // when blocks of the next kernel may start, below
-    u32 unused;
+    u32 admits;  // when blocks of the next kernel may start, below
+    u32 atomics; // 1: the devices of all ranks carry out atomic operations of the others
 };
 
-// What waits early takes room, which another stream's kernel may need that a peer waits for. So a kernel of few blocks lets the
-// next one start at once: several such fit. Others do so in each block once it has heard from every peer that it takes from, or
-// has nothing left to wait for: when all of a kernel's blocks have come to that, all blocks that they still wait for have started,
-// so that it ends without any more room for anybody.
-enum { ADMIT_NEVER = 0, ADMIT_AT_ONCE = 1, ADMIT_HEARD = 2 };
+// When a kernel lets blocks of the next one start, which take room that another stream's kernel may need, for which a peer waits.
+// So it does that only when it is sure to end without more room for anybody:
+// - THERE: in each block, once the blocks that it takes something from have their room; or, where it takes nothing, once it has
+//   room for what it sends. They say so as soon as they start, before what was queued before them has ended. That is enough
+//   where nobody else is waited for: with two ranks, or where each rank exchanges something with each other one.
+//   A block has its room only where the kernel before it in its stream has ended, or lets others start itself and so is sure to
+//   end. So all of these blocks come to their data. What they send has room too, since a block acknowledges what was
+//   sent before when it begins.
+// - HEARD: in each block, once something has come from every peer that it takes from, or it waits for nobody any more. Who
+//   has sent something has room for all that it sends (one message a peer), and waits for nobody before it has.
+// - AT_ONCE: if it is one block of few threads, which finds room beside whatever kernels of ours start early, on every rank.
+enum { ADMIT_NEVER = 0, ADMIT_AT_ONCE = 1, ADMIT_HEARD = 2, ADMIT_THERE = 3 };
 
 // What a rank sends to one peer and receives from it; itself among them (a local copy).
 struct Part {

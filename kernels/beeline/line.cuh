@@ -117,10 +117,10 @@ DEVICE u32 line_senders() {
     u32 warps = ll_workers() / 32 / 3;
     return warps < 1 ? 1 : warps > LINE_SENDERS_MAX ? LINE_SENDERS_MAX : warps;
 }
-DEVICE bool line_begin(const Comm &c, LineShared &s, u32 sends, u32 to, u32 from, u64 out, u64 in) {
+DEVICE bool line_begin(const Comm &c, LineShared &s, u32 sends, u32 takes, u32 to, u32 from, u64 out, u64 in) {
     if (thread_index() < LINE_SENDERS_MAX) s.sent[thread_index()] = 0;
     if (thread_index() < 2) s.takers_bad[thread_index()] = 0;
-    bool good = ll_begin(c, s.ll, sends, to, from, out, in);
+    bool good = ll_begin(c, s.ll, sends, takes, to, from, out, in);
     // The last warp may have found something wrong already, seen by some threads of another warp and not by all; they
     // stay together from here on.
     return warp_all(good);
@@ -166,7 +166,7 @@ DEVICE void line_send(const Comm &c, LineShared &s, u32 p, u64 from, u64 share, 
 
 DEVICE void line_move(const MoveArgs &a, LineShared &s) {
     const Comm &c = a.comm;
-    u32 sends = 0, takes = 0, to = 0, from = 0, most_out = 0, rounds_in = 0;
+    u32 sends = 0, takes = 0, to = 0, from = 0, most_out = 0, rounds_in = 0, mine = 0;
 #pragma unroll 1
     for (u32 p = 0; p < c.ranks; p++) {
         u64 out_at, in_at;
@@ -176,6 +176,7 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
             s.in[p] = LinePart{in_at, in, line_rounds(c, in)};
         }
         if (p == c.rank) continue;
+        if (thread_index() - ll_workers() == p) mine = line_rounds(c, out) + line_rounds(c, in);
         sends |= (u32)(out != 0) << p;
         takes |= (u32)(in != 0) << p;
         to |= (u32)(a.parts[p].send_bytes != 0) << p;
@@ -183,18 +184,22 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
         most_out = line_groups(out) > most_out ? line_groups(out) : most_out;
         rounds_in = line_rounds(c, in) > rounds_in ? line_rounds(c, in) : rounds_in;
     }
-    u32 header = thread_index() - ll_workers(), warp = thread_index() / 32, warps = ll_workers() / 32, senders = line_senders();
+    u32 header = thread_index() - ll_workers(), peer = thread_index() < 32 ? thread_index() : header;
+    u32 warp = thread_index() / 32, warps = ll_workers() / 32, senders = line_senders();
+    const Part &self = a.parts[c.rank];
+    bool copies = self.recv != self.send;
+    // Who takes nothing sends with most warps, some copying the own part; who sends nothing takes with all.
+    if (takes == 0) senders = copies ? warps - (warps + 2) / 3 : warps;
+    if (sends == 0) senders = 0;
     u32 room = line_room(c);
     bool works = warp < warps;
-    begin_early(a, s.ll);
-    u64 word_out = !works && header < c.ranks ? a.parts[header].send_word : 0;
-    u64 word_in = !works && header < c.ranks ? a.parts[header].recv_word : 0;
-    bool good = line_begin(c, s, sends, to, from, word_out, word_in);
+    begin_early(a, s.ll, takes, mine);
+    u64 word_out = peer < c.ranks ? a.parts[peer].send_word : 0, word_in = peer < c.ranks ? a.parts[peer].recv_word : 0;
+    bool good = line_begin(c, s, sends, takes, to, from, word_out, word_in);
     if (good && takes == 0 && most_out <= room) admit(c, ADMIT_HEARD);
-    const Part &self = a.parts[c.rank];
     const LinePart &own = s.in[c.rank];
     // The own part is copied by those who take, if they have to wait for nothing, or if it is much; else by those who send.
-    bool copies = self.recv != self.send, by_takers = rounds_in == 0 || own.bytes > LINE_OWN_MAX;
+    bool by_takers = senders == 0 || rounds_in == 0 || own.bytes > LINE_OWN_MAX;
     if (good && works && warp < senders) {
 #pragma unroll 1
         for (u32 round = 0; good && round * room < most_out; round++) {
@@ -247,7 +252,7 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
         }
     }
     u32 p = thread_index() < c.ranks ? thread_index() : 0;
-    ll_end(c, s.ll, good, sends, takes, from, s.out[p].rounds, s.in[p].rounds);
+    ll_end(c, s.ll, good, sends, takes, from, takes ? senders * 32 : 0, s.out[p].rounds, s.in[p].rounds);
 }
 
 // Each rank's part to each rank of `send_mask`; parts of `recv_mask` and the own one are reduced in the
@@ -259,10 +264,11 @@ DEVICE void line_reduce(const ReduceArgs &a, LineShared &s) {
     u32 groups = line_groups(share), room = line_room(c), rounds = line_rounds(c, share);
     u32 warp = thread_index() / 32, warps = ll_workers() / 32, senders = line_senders();
     bool works = warp < warps;
-    begin_early(a, s.ll);
+    u32 header = thread_index() - ll_workers(), mine = rounds * ((a.send_mask >> header % 32 & 1) + (a.recv_mask >> header % 32 & 1));
+    begin_early(a, s.ll, a.recv_mask, mine);
     Weigh w = weigh<T>(a);
     Weighed<T, OP> weighed = {w};
-    bool good = line_begin(c, s, a.send_mask, a.send_mask, a.recv_mask, a.word, a.word);
+    bool good = line_begin(c, s, a.send_mask, a.recv_mask, a.send_mask, a.recv_mask, a.word, a.word);
     if (good && a.recv_mask == 0 && rounds <= 1) admit(c, ADMIT_HEARD);
     if (good && works && warp < senders) {
 #pragma unroll 1
@@ -331,5 +337,5 @@ DEVICE void line_reduce(const ReduceArgs &a, LineShared &s) {
             if (round + 1 < rounds) good = line_free(c, s, a.recv_mask, round, good, thread_index() - senders * 32, takers * 32);
         }
     }
-    ll_end(c, s.ll, good, a.send_mask, a.recv_mask, a.recv_mask, rounds, rounds);
+    ll_end(c, s.ll, good, a.send_mask, a.recv_mask, a.recv_mask, a.recv_mask ? senders * 32 : 0, rounds, rounds);
 }

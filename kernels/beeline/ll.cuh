@@ -9,21 +9,57 @@
 struct LlShared {
     Counters counters[RANKS_MAX];
     Expected headers[RANKS_MAX];
+    Expected checks[RANKS_MAX]; // the same, for the last warp
     // What ll_begin found, which nobody writes after its barrier: all threads of a block decide alike. And what any
     // thread found by the end.
     u32 refused, bad;
+    u32 over; // something of every peer has been taken, or never will
     u32 warm; // of nobody's interest
 };
+constexpr u32 LL_READY = 2; // id of a barrier
 
 DEVICE void admit(const Comm &c, u32 when) {
     if (c.admits == when) admit_next();
 }
 
-// The beginning of a kernel that may start early: nothing of memory is touched before what was queued before has ended.
-// The arguments are none of it. They are read once here, a word of each of their lines in the cache, where it costs no
-// time: what follows finds them there.
+DEVICE u64 ll_counters(const Comm &c, u32 peer) {
+    return AT_LL_COUNTERS + ((u64)block_index() * RANKS_MAX + peer) * 16;
+}
+
+// The last warp of a block of packets carries none: it looks whether the peers' blocks have their room, and that of block 0
+// compares headers while the others move data.
+DEVICE u32 ll_workers() { return block_threads() - 32; }
+
+// Before the kernels before this one have ended: a thread of the last warp tells its peer that this block has its room, by the
+// messages that the two exchange now, `mine`. Both ranks count every message between them, so that each knows what the other's
+// word will say: this much.
+DEVICE u32 ll_announce(const Comm &c, u32 mine) {
+    u32 p = thread_index() - ll_workers();
+    if (p >= c.ranks || mine == 0 || !c.atomics) return 0;
+    announce(c.windows[p] + ll_counters(c, c.rank) + 12, mine);
+    return add_early(c.windows[c.rank] + AT_LL_CALLED + ((u64)block_index() * RANKS_MAX + p) * 4, mine) + mine;
+}
+// The last warp waits until all peers that something is taken from have said so too; false: it is too late.
+DEVICE bool ll_meet(const Comm &c, LlShared &s, u32 takes, u32 called) {
+    u32 p = thread_index() - ll_workers();
+    if (c.admits != ADMIT_THERE || takes == 0) return false;
+    bool asks = p < c.ranks && takes >> p & 1, last = false;
+#pragma unroll 1
+    for (;;) {
+        u32 here = asks ? peek_early(c.windows[c.rank] + ll_counters(c, p) + 12) : called;
+        if (warp_all((i32)(here - called) >= 0)) return true;
+        // This rank gives up, or a word was lost that nothing else depends on.
+        if (last) return false;
+        last = warp_all(read(s.over) != 0);
+        relax();
+    }
+}
+
+// The beginning of a kernel that may start early: nothing of memory is touched before what was queued before has ended, but
+// for `ll_meet`. The arguments are none of it. They are read once here, a word of each of their lines in the cache, where it
+// costs no time: what follows finds them there.
 template <class Args>
-DEVICE void begin_early(const Args &a, LlShared &s) {
+DEVICE void begin_early(const Args &a, LlShared &s, u32 takes, u32 mine) {
     if (thread_index() % 32 == 0) {
         const u32 *words = reinterpret_cast<const u32 *>(&a);
         u32 all = 0;
@@ -31,49 +67,45 @@ DEVICE void begin_early(const Args &a, LlShared &s) {
         for (u32 i = 0; i < sizeof a / 4; i += 16) all ^= words[i];
         set(s.warm, all);
     }
+    if (thread_index() == 0) s.refused = s.bad = s.over = 0;
+    barrier(0, block_threads());
+    // Behind the barrier, so that those who move data do not wait for it (two tenths of a microsecond on an H200).
+    bool there = thread_index() >= ll_workers() && ll_meet(a.comm, s, takes, ll_announce(a.comm, mine));
     after_earlier();
-    admit(a.comm, ADMIT_AT_ONCE);
+    if (there && thread_index() == ll_workers()) admit_next();
+    if (thread_index() == 0) admit(a.comm, ADMIT_AT_ONCE);
 }
-
-DEVICE u64 ll_counters(const Comm &c, u32 peer) {
-    return AT_LL_COUNTERS + ((u64)block_index() * RANKS_MAX + peer) * 16;
-}
-
-// The last warp of a block of packets carries none: that of block 0 deals with headers while the others move
-// data.
-DEVICE u32 ll_workers() { return block_threads() - 32; }
 
 // Reads this block's counters, waits for a free slot at each peer that gets something from this block, and
-// tells the peers what the call is. `sends` is a mask of ranks for this block.
+// tells the peers what the call is. `sends` is a mask of ranks for this block; `out` and `in` are words of the header to and from
+// the peer of this thread, in the first warp and in the last.
 //
 // What was read in the last call is acknowledged here: a store to a peer at a kernel's end would keep the kernel
 // until it has arrived. Nobody waits for the word longer than until our next call.
-DEVICE bool ll_begin(const Comm &c, LlShared &s, u32 sends, u32 headers_to, u32 headers_from, u64 out, u64 in) {
+DEVICE bool ll_begin(const Comm &c, LlShared &s, u32 sends, u32 takes, u32 headers_to, u32 headers_from, u64 out, u64 in) {
     u64 own = c.windows[c.rank];
+    u32 first = block_index() == 0;
+    if (thread_index() >= ll_workers()) {
+        u32 p = thread_index() - ll_workers();
+        // The others go on without this warp until the end.
+        if (first && p < c.ranks && headers_from >> p & 1) s.checks[p] = Expected{in, load_packet(own + AT_CALLS + p * 16).y + 1, 1};
+        return true;
+    }
     if (thread_index() < 32) {
         u32 p = thread_index();
-        if (p == 0) s.refused = s.bad = 0;
-        warp_barrier();
         if (p < c.ranks && p != c.rank) {
-            Quad q = load_packet(own + ll_counters(c, p));
+            Quad calls = first ? load_packet(own + AT_CALLS + p * 16) : Quad{0, 0, 0, 0}, q = load_packet(own + ll_counters(c, p));
             s.counters[p] = Counters{q.x, q.y, q.z, 0};
+            s.headers[p] = Expected{in, calls.y + 1, first & headers_from >> p};
             store_word(c.windows[p] + ll_counters(c, c.rank) + 8, q.y);
+            if (first && headers_to >> p & 1) send_header(c, p, calls.x + 1, out);
             if (sends >> p & 1 && q.x - q.z >= LL_SLOTS &&
                 !wait_reaches(c, own + ll_counters(c, p) + 8, q.x - (LL_SLOTS - 1), p, PHASE_CREDIT, Expected{0, 0, 0}))
                 s.refused = 1;
         }
-    } else if (thread_index() >= ll_workers()) {
-        u32 p = thread_index() - ll_workers();
-        if (p < c.ranks && p != c.rank) {
-            s.headers[p] = Expected{in, 0, 0};
-            if (block_index() == 0) {
-                Quad calls = load_packet(own + AT_CALLS + p * 16);
-                if (headers_to >> p & 1) send_header(c, p, calls.x + 1, out);
-                if (headers_from >> p & 1) s.headers[p] = Expected{in, calls.y + 1, 1};
-            }
-        }
     }
-    barrier(0, block_threads());
+    barrier(LL_READY, ll_workers());
+    if (thread_index() == 0 && takes == 0 && s.refused == 0) admit(c, ADMIT_THERE);
     return s.refused == 0;
 }
 
@@ -108,13 +140,15 @@ DEVICE u64 ll_region(const Comm &c, u32 source, u32 dest, u32 number) {
     return c.windows[dest] + at_ll(c.ll_blocks, source, dest, number % LL_SLOTS, block_index());
 }
 
-// Counts what was done, for the next call: thread p says how many messages went to peer p, and came from it.
-DEVICE void ll_end(const Comm &c, LlShared &s, bool good, u32 sends, u32 takes, u32 headers_from, u32 sent = 1, u32 received = 1) {
+// Counts what was done, for the next call: thread p says how many messages went to peer p, and came from it. Thread `hears`
+// has taken something of every peer, if the block does.
+DEVICE void ll_end(const Comm &c, LlShared &s, bool good, u32 sends, u32 takes, u32 headers_from, u32 hears = 0, u32 sent = 1, u32 received = 1) {
     if (good && block_index() == 0 && thread_index() >= ll_workers()) {
         u32 p = thread_index() - ll_workers();
-        if (p < c.ranks && p != c.rank && headers_from >> p & 1) good = check_header(c, p, s.headers[p]);
+        if (p < c.ranks && p != c.rank && headers_from >> p & 1) good = check_header(c, p, s.checks[p]);
     }
     if (!good) s.bad = 1;
+    if (thread_index() == hears) set(s.over, 1);
     barrier(0, block_threads());
     u32 p = thread_index();
     if (!s.bad && p < c.ranks && p != c.rank) {
@@ -147,19 +181,19 @@ DEVICE void ll_move(const MoveArgs &a, LlShared &s) {
         to |= (u32)(a.parts[p].send_bytes != 0) << p;
         from |= (u32)(a.parts[p].recv_bytes != 0) << p;
     }
-    u32 header = thread_index() - ll_workers(), workers = ll_workers();
+    u32 workers = ll_workers(), header = thread_index() - workers, peer = thread_index() < 32 ? thread_index() : header;
+    u32 mine = (sends >> header % 32 & 1) + (takes >> header % 32 & 1);
     bool works = thread_index() < workers;
     u32 next = (c.rank + 1) % c.ranks;
     const Part &self = a.parts[c.rank];
     u64 own_start, own = self.recv != self.send ? ll_share(c, self.recv_bytes, &own_start) : 0, own_ahead = (u64)thread_index() * 16;
-    begin_early(a, s);
+    begin_early(a, s, takes, mine);
     // What goes first, and the own part, are read while the counters are.
     u64 share = ll_share(c, a.parts[next].send_bytes, &start), ahead = (u64)thread_index() * 8;
     u64 first = works && ahead < share ? load8(a.parts[next].send + start + ahead, share - ahead) : 0;
     Quad own_first = works && own_ahead < own ? load16(self.send + own_start + own_ahead, own - own_ahead) : Quad{0, 0, 0, 0};
-    u64 word_out = !works && header < c.ranks ? a.parts[header].send_word : 0;
-    u64 word_in = !works && header < c.ranks ? a.parts[header].recv_word : 0;
-    bool good = ll_begin(c, s, sends, to, from, word_out, word_in);
+    u64 word_out = peer < c.ranks ? a.parts[peer].send_word : 0, word_in = peer < c.ranks ? a.parts[peer].recv_word : 0;
+    bool good = ll_begin(c, s, sends, takes, to, from, word_out, word_in);
 #pragma unroll 1
     for (u32 step = 1; good && works && step < c.ranks; step++) {
         u32 p = (c.rank + step) % c.ranks;
@@ -200,7 +234,8 @@ template <class T, int OP>
 DEVICE void ll_reduce(const ReduceArgs &a, LlShared &s) {
     const Comm &c = a.comm;
     u64 start, bytes = ll_share(c, a.bytes, &start);
-    begin_early(a, s);
+    u32 header = thread_index() - ll_workers(), mine = (a.send_mask >> header % 32 & 1) + (a.recv_mask >> header % 32 & 1);
+    begin_early(a, s, a.recv_mask, mine);
     Weigh w = weigh<T>(a);
     Weighed<T, OP> weighed = {w};
     bool reduces = a.recv_mask != 0 || c.ranks == 1;
@@ -209,7 +244,7 @@ DEVICE void ll_reduce(const ReduceArgs &a, LlShared &s) {
     // What goes first is read while the counters are.
     u64 ahead = (u64)thread_index() * 8;
     u64 first = works && ahead < bytes ? load8(a.in + next * a.stride + start + ahead, bytes - ahead) : 0;
-    bool good = ll_begin(c, s, a.send_mask, a.send_mask, a.recv_mask, a.word, a.word);
+    bool good = ll_begin(c, s, a.send_mask, a.recv_mask, a.send_mask, a.recv_mask, a.word, a.word);
 #pragma unroll 1
     for (u32 step = 1; good && works && step < c.ranks; step++) {
         u32 p = (c.rank + step) % c.ranks;

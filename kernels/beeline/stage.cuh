@@ -14,16 +14,20 @@
 constexpr u32 STAGE_CELLS = 8; // and blocks
 
 // Offsets in the control block of a request, in pinned host memory.
-constexpr u64 STAGE_ADDRESS = 64;  // u64: of the first byte in the device
-constexpr u64 STAGE_FIRST = 72;    // u64: where it lies in the slot, below the length of a cell
-constexpr u64 STAGE_LAST = 80;     // u64: where the bytes end, counted likewise
-constexpr u64 STAGE_RING = 88;     // u64: not 0: chunk by chunk
-constexpr u64 STAGE_TURN = 128;    // u64 [cell]: 1 + the chunk that the device may deal with, and above its bytes
-constexpr u64 STAGE_LIMIT = 192;   // u64: how many chunks there are; the host may lower it
-constexpr u64 STAGE_DONE = 256;    // u32 [cell]: 1 + the chunk that the device is done with
-constexpr u64 STAGE_FAILED = 320;  // u32: the pass in which a block gave up waiting
+constexpr u64 STAGE_FAILED = 16;  // u32: the pass in which a block gave up waiting
+constexpr u64 STAGE_LINES = 128;  // a line for each block: looks of several blocks at one line of host memory come one after
+constexpr u64 STAGE_LINE = 128;   // the other, a microsecond each
+// Offsets in a line; what is not of a cell stands in all.
+constexpr u64 STAGE_ADDRESS = 0;  // u64: of the first byte in the device
+constexpr u64 STAGE_FIRST = 8;    // u64: where it lies in the slot, below the length of a cell
+constexpr u64 STAGE_LAST = 16;    // u64: where the bytes end, counted likewise
+constexpr u64 STAGE_RING = 24;    // u64: not 0: chunk by chunk
+constexpr u64 STAGE_TURN = 32;    // u64: 1 + the chunk that the device may deal with, and above its bytes
+constexpr u64 STAGE_LIMIT = 40;   // u64: how many chunks there are; the host may lower it
+constexpr u64 STAGE_DONE = 64;    // u32: 1 + the chunk that the device is done with
 
 static_assert(STAGE_FIRST == STAGE_ADDRESS + 8 && STAGE_LAST % 16 == 0 && STAGE_RING == STAGE_LAST + 8, "two loads of 16 bytes");
+static_assert(STAGE_ADDRESS % 16 == 0 && STAGE_LINES % 16 == 0 && STAGE_LINE % 16 == 0, "aligned");
 
 struct StageArgs {
     u64 control, slot;
@@ -61,12 +65,13 @@ DEVICE void stage_copy(u64 to, u64 from, u64 bytes, u64 i, u64 step) {
 }
 
 // Waits until it is the device's turn with chunk `c`; answers the chunk's word, or 0: no more.
-OUTLINE u64 stage_turn(const StageArgs &a, u64 c, u32 block) {
+OUTLINE u64 stage_turn(const StageArgs &a, u64 line, u64 c) {
     u64 started = 0;
     for (;;) {
         for (u32 spin = 0; spin < SPINS; spin++) {
-            if (c >= peek_wide(a.control + STAGE_LIMIT)) return 0;
-            u64 word = load_flag_wide(a.control + STAGE_TURN + block * 8);
+            // Both under way at once.
+            u64 limit = peek_wide(line + STAGE_LIMIT), word = load_flag_wide(line + STAGE_TURN);
+            if (c >= limit) return 0;
             if ((u32)word == (u32)(c + 1)) return word;
             relax();
         }
@@ -81,11 +86,12 @@ OUTLINE u64 stage_turn(const StageArgs &a, u64 c, u32 block) {
 
 DEVICE void stage(const StageArgs &a, StageShared &s) {
     u32 t = thread_index(), threads = block_threads(), block = block_index();
+    const u64 line = a.control + STAGE_LINES + block * STAGE_LINE;
     if (t == 0) {
         // Written before the host opened the gate that the stream has waited at. All at once: a look at host memory takes
         // microseconds, and one behind another would be most of what a small request costs. So would a fence at the end:
         // the stream itself says that the kernel has ended, behind its own.
-        Quad a0 = load_shared16(a.control + STAGE_ADDRESS), a1 = load_shared16(a.control + STAGE_LAST);
+        Quad a0 = load_shared16(line + STAGE_ADDRESS), a1 = load_shared16(line + STAGE_LAST);
         s.address = low(a0), s.first = high(a0), s.last = low(a1), s.ring = high(a1);
     }
     barrier(0, threads);
@@ -95,7 +101,7 @@ DEVICE void stage(const StageArgs &a, StageShared &s) {
         stage_copy(a.out ? slot : address, a.out ? address : slot, last - first, (u64)block * threads + t, (u64)STAGE_CELLS * threads);
     } else {
         for (u64 c = block;; c += STAGE_CELLS) {
-            if (t == 0) s.turn = stage_turn(a, c, block);
+            if (t == 0) s.turn = stage_turn(a, line, c);
             barrier(0, threads);
             u64 turn = s.turn;
             if (turn == 0) break;
@@ -103,7 +109,7 @@ DEVICE void stage(const StageArgs &a, StageShared &s) {
             u64 slot = a.slot + (u64)block * a.cell + start % a.cell, device = address + (start - first);
             stage_copy(a.out ? slot : device, a.out ? device : slot, turn >> 32, t, threads);
             barrier(0, threads);
-            if (t == 0) release_flag(a.control + STAGE_DONE + block * 4, (u32)(c + 1));
+            if (t == 0) release_flag(line + STAGE_DONE, (u32)(c + 1));
         }
     }
 }

@@ -81,7 +81,7 @@ static Comm comm(u32 r, u64 call, u64 timeout_ms = 5000) {
     CK(cuCtxSetCurrent(g[r].ctx));
     CK(cuMemHostGetDevicePointer(&d, g[r].report, 0)), c.report = d;
     CK(cuMemHostGetDevicePointer(&d, g[r].abort, 0)), c.abort = d;
-    c.timeout_ns = timeout_ms * 1000000, c.call = call, c.push_at = push_at, c.chunk = chunk, c.rank = r, c.ranks = N, c.ll_blocks = LL_BLOCKS_MAX, c.line_at = line_at, c.line_span = LINE_SPAN;
+    c.timeout_ns = timeout_ms * 1000000, c.call = call, c.push_at = push_at, c.chunk = chunk, c.rank = r, c.ranks = N, c.ll_blocks = LL_BLOCKS_MAX, c.line_at = line_at, c.line_span = LINE_SPAN, c.atomics = 1;
     return c;
 }
 static u32 shift_of(u64 bytes) { return bytes <= LL_BLOCKS_MAX * 2048ull ? 11 : bytes <= LL_BLOCKS_MAX * 4096ull ? 12 : 13; }
@@ -109,9 +109,7 @@ static ReduceArgs of_chunks(const ReduceArgs &a) { return a; }
 template <class A>
 static void run(const Kernels &k, u32 r, A &a, u64 most, Way way) {
     CK(cuCtxSetCurrent(g[r].ctx));
-    // As executor/cuda/launch.rs has it for 132 processors.
-    u64 share = way == LINE ? LINE_BLOCK : 1ull << shift_of(most);
-    a.comm.admits = !early || way == PUSH || most > EARLY_MAX ? ADMIT_NEVER : (most + share - 1) / share <= 33 ? ADMIT_AT_ONCE : ADMIT_HEARD;
+    a.comm.admits = !early || way == PUSH || most > EARLY_MAX ? ADMIT_NEVER : way == LL && most <= 512 ? ADMIT_AT_ONCE : ADMIT_THERE;
     if (way == PUSH) {
         auto all = of_chunks(a);
         launch(k.function[PUSH][r], g[r].stream, (u32)std::min<u64>(PUSH_BLOCKS, std::max<u64>(1, (most + 15) / 16)), push_threads, &all, false);

@@ -5,7 +5,7 @@
 
 struct Staged {
     static const u32 CELL = 4096, PASS = 7;
-    alignas(64) u64 control[64] = {};
+    alignas(128) u64 control[(STAGE_LINES + STAGE_CELLS * STAGE_LINE) / 8] = {};
     std::vector<u8> memory;
     u8 *slot;
     StageArgs args = {};
@@ -17,11 +17,15 @@ struct Staged {
     }
     void set(u64 at, u64 v) { store_wide(args.control + at, v); }
     u32 word(u64 at) { return load_flag(args.control + at); }
-    void describe(u64 device, u64 first, u64 last, bool ring) {
-        set(STAGE_ADDRESS, device), set(STAGE_FIRST, first), set(STAGE_LAST, last), set(STAGE_RING, ring);
-        set(STAGE_LIMIT, (last + CELL - 1) / CELL);
+    u64 line(u64 block, u64 at) { return STAGE_LINES + block * STAGE_LINE + at; }
+    void all(u64 at, u64 v) {
+        for (u64 block = 0; block < STAGE_CELLS; block++) set(line(block, at), v);
     }
-    void turn(u64 chunk, u64 bytes) { set(STAGE_TURN + chunk % STAGE_CELLS * 8, (u32)(chunk + 1) | bytes << 32); }
+    void describe(u64 device, u64 first, u64 last, bool ring) {
+        all(STAGE_ADDRESS, device), all(STAGE_FIRST, first), all(STAGE_LAST, last), all(STAGE_RING, ring);
+        all(STAGE_LIMIT, (last + CELL - 1) / CELL);
+    }
+    void turn(u64 chunk, u64 bytes) { set(line(chunk % STAGE_CELLS, STAGE_TURN), (u32)(chunk + 1) | bytes << 32); }
     bool ended() { return over; }
     std::thread run() {
         return std::thread([this] {
@@ -62,10 +66,10 @@ static void staged(u64 bytes, u64 have, u64 first, u64 shift, bool out) {
             if (!out && host[cell]) {
                 u64 there = at >= have ? 0 : have - at < n ? have - at : n;
                 memcpy(place, file.data() + at, there);
-                if (there < n && c + 1 < chunks) s.set(STAGE_LIMIT, chunks = c + 1);
+                if (there < n && c + 1 < chunks) s.all(STAGE_LIMIT, chunks = c + 1);
                 s.turn(c, there);
                 host[cell] = false;
-            } else if (s.word(STAGE_DONE + cell * 4) == (u32)(c + 1)) {
+            } else if (s.word(s.line(cell, STAGE_DONE)) == (u32)(c + 1)) {
                 if (out) memcpy(file.data() + at, place, n);
                 memset(place, 0xab, n);
                 next[cell] += STAGE_CELLS, host[cell] = !out;
@@ -95,7 +99,7 @@ static void stage_deadline() {
     s.args.timeout_ns = 20000000;
     std::thread kernel = s.run();
     for (int i = 0; i < 400 && !s.ended(); i++) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    s.set(STAGE_LIMIT, 0);
+    s.all(STAGE_LIMIT, 0);
     kernel.join();
     CHECK(s.ended() && s.word(STAGE_FAILED) == Staged::PASS, "stage without turns: ended %d, failed %u", s.ended(), s.word(STAGE_FAILED));
 }

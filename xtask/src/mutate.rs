@@ -44,7 +44,7 @@ struct Mutation {
 
 pub(crate) fn run(names: &[String]) -> Outcome {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let text = std::fs::read_to_string(root.join(LIST)).map_err(|e| format!("{LIST}: {e}"))?;
+    let text = fs::read_to_string(root.join(LIST)).map_err(|e| format!("{LIST}: {e}"))?;
     let mut list = parse(&text)?;
     if let [flag, folder] = names
         && flag == "--ptx"
@@ -60,13 +60,17 @@ pub(crate) fn run(names: &[String]) -> Outcome {
     let mut survived = Vec::new();
     for mutation in &list {
         // One that cannot be judged does not keep the others from it.
-        let killed = is_killed(&copy, mutation).unwrap_or_else(|error| {
+        let end = end_of_tests(&copy, mutation).unwrap_or_else(|error| {
             println!("{error}");
-            false
+            End::Survived
         });
-        println!("{} {}", if killed { "killed  " } else { "SURVIVED" }, mutation.name);
-        if !killed {
-            survived.push(mutation.name.as_str());
+        match end {
+            End::Killed => println!("killed   {}", mutation.name),
+            End::Hung => println!("killed   {} (no end within {TESTS_MAX} s)", mutation.name),
+            End::Survived => {
+                println!("SURVIVED {}", mutation.name);
+                survived.push(mutation.name.as_str());
+            }
         }
     }
     println!("{} of {} mutations were noticed", list.len() - survived.len(), list.len());
@@ -104,17 +108,14 @@ fn parse(text: &str) -> Result<Vec<Mutation>, String> {
 
 fn copy_tree(root: &Path) -> Result<PathBuf, String> {
     let copy = target(root).join("mutate");
-    std::fs::create_dir_all(&copy).map_err(|error| format!("{}: {error}", copy.display()))?;
+    fs::create_dir_all(&copy).map_err(|error| format!("{}: {error}", copy.display()))?;
     for part in COPIED {
         let from = root.join(part);
         if from.exists() {
             // What was there before may have files that the tree no longer has.
             let old = copy.join(part);
-            let removed = if old.is_dir() {
-                std::fs::remove_dir_all(&old)
-            } else {
-                std::fs::remove_file(&old)
-            };
+            let removed =
+                if old.is_dir() { fs::remove_dir_all(&old) } else { fs::remove_file(&old) };
             if let Err(error) = removed
                 && error.kind() != std::io::ErrorKind::NotFound
             {
@@ -122,8 +123,7 @@ fn copy_tree(root: &Path) -> Result<PathBuf, String> {
             }
             // New times, so that nothing built from an earlier mutation passes for fresh.
             let into = old.parent().unwrap_or(&copy);
-            std::fs::create_dir_all(into)
-                .map_err(|error| format!("{}: {error}", into.display()))?;
+            fs::create_dir_all(into).map_err(|error| format!("{}: {error}", into.display()))?;
             output(Command::new("cp").arg("-r").arg(from).arg(into))?;
         }
     }
@@ -139,10 +139,9 @@ fn mutated<T>(copy: &Path, mutation: &Mutation, work: impl FnOnce() -> T) -> Res
     let Mutation { name, file, from, to, .. } = mutation;
     let path = copy.join(file);
     let original =
-        std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let write = |text: &str| {
-        std::fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))
-    };
+        fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let write =
+        |text: &str| fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()));
     match original.matches(from.as_str()).count() {
         1 => {}
         count => return Err(format!("{name}: `{from}` stands {count} times in {file}")),
@@ -153,7 +152,15 @@ fn mutated<T>(copy: &Path, mutation: &Mutation, work: impl FnOnce() -> T) -> Res
     Ok(answer)
 }
 
-fn is_killed(copy: &Path, mutation: &Mutation) -> Result<bool, String> {
+/// How the tests of a mutation ended.
+enum End {
+    Killed,
+    /// Not at all. On a machine with much else to do that may be slowness and no proof.
+    Hung,
+    Survived,
+}
+
+fn end_of_tests(copy: &Path, mutation: &Mutation) -> Result<End, String> {
     let Mutation { name, package, tests, .. } = mutation;
     let target = mutation.target.as_deref();
     let (built, tested) = mutated(copy, mutation, || {
@@ -174,7 +181,12 @@ fn is_killed(copy: &Path, mutation: &Mutation) -> Result<bool, String> {
         let log = String::from_utf8_lossy(&built.stderr);
         return Err(format!("{name} does not compile, so it proves nothing:\n{log}"));
     }
-    Ok(!tested.status.success())
+    Ok(match tested.status.code() {
+        Some(0) => End::Survived,
+        // Of timeout(1): it ended them, or had to kill them.
+        Some(124 | 137) => End::Hung,
+        _ => End::Killed,
+    })
 }
 
 /// The same with a time limit: tests that do not end without a check have noticed that it is missing.

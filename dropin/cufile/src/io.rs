@@ -241,13 +241,14 @@ fn queued(
 }
 
 const fn foreign(stream: usize) -> (ForeignStream, usize) {
-    // SAFETY: the caller passes a stream of its own, which it keeps until the request has ended.
+    // SAFETY: the caller passes a stream of its own, which it keeps until the request has ended; to be registered, during the
+    // call.
     (unsafe { ForeignStream::new(stream) }, stream)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuFileStreamRegister(stream: usize, flags: u32) -> CUfileError {
-    status("cuFileStreamRegister", || library().register_stream(stream, flags))
+    status("cuFileStreamRegister", || library().register_stream(foreign(stream), flags))
 }
 
 #[unsafe(no_mangle)]

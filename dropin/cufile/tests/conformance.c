@@ -71,6 +71,7 @@ static int (*cu_d2h)(void *, dptr, size_t), (*cu_get_current)(void **);
 static int (*cu_set_only)(dptr, u8, size_t), (*cu_h2d_only)(dptr, const void *, size_t);
 static int (*cu_stream)(CUstream *, unsigned), (*cu_sync)(CUstream), (*cu_wait)(CUstream, dptr, unsigned, unsigned);
 static int (*cu_register)(void *, size_t, unsigned), (*cu_unregister)(void *), (*cu_map)(dptr *, void *, unsigned);
+static int (*cu_destroy)(CUstream), stream_ids;
 static int (*cu_begin)(CUstream, int), (*cu_end)(CUstream, void **), (*test_capture)(CUstream);
 static void *context;
 
@@ -90,6 +91,8 @@ static void start_cuda(void) {
     CUDA(cu_sync, "cuStreamSynchronize"); CUDA(cu_wait, "cuStreamWaitValue32_v2");
     CUDA(cu_register, "cuMemHostRegister_v2"); CUDA(cu_unregister, "cuMemHostUnregister");
     CUDA(cu_map, "cuMemHostGetDevicePointer_v2");
+    CUDA(cu_destroy, "cuStreamDestroy_v2");
+    stream_ids = dlsym(cuda, "cuStreamGetId") != NULL;
     *(void **)&cu_begin = dlsym(cuda, "cuStreamBeginCapture_v2");
     *(void **)&cu_end = dlsym(cuda, "cuStreamEndCapture");
     *(void **)&test_capture = dlsym(cuda, "beeline_test_cuda_capture");
@@ -740,6 +743,32 @@ static void streams(void) {
     CODE(p_cuFileStreamRegister(s, 0), 0);
     CODE(p_cuFileStreamRegister(s, 7), 5022);
     CODE(p_cuFileStreamDeregister(s), 0);
+    /* another stream with the handle of one that was registered and used, and is gone, was not registered */
+    CUstream gone, next;
+    check(cu_stream(&gone, 1) == 0, "a stream");
+    CODE(p_cuFileStreamRegister(gone, 7), 0);
+    late_t first = {4096, 0, 0, -999};
+    CODE(p_cuFileReadAsync(h, (void *)d, &first.size, &first.file, &first.place, &first.moved, gone), 0);
+    check(cu_sync(gone) == 0 && first.moved == 4096, "a read in it");
+    check(cu_destroy(gone) == 0 && cu_stream(&next, 1) == 0, "another stream");
+    check(next == gone || !test_capture, "the test driver gives the handle out again");
+    if (next == gone && stream_ids) {
+        __atomic_store_n((unsigned *)word, 0, __ATOMIC_SEQ_CST);
+        check(cu_wait(next, gate, 1, 1) == 0, "hold the stream");
+        late_t l = {4096, 0, 0, -999};
+        CODE(p_cuFileReadAsync(h, (void *)d, &l.size, &l.file, &l.place, &l.moved, next), 0);
+        l.size = 8192;
+        __atomic_store_n((unsigned *)word, 1, __ATOMIC_SEQ_CST);
+        check(cu_sync(next) == 0 && l.moved == 8192, "flags of another stream: %zd", l.moved);
+        CODE(p_cuFileStreamDeregister(next), 5022);
+        /* and can be registered, also where nothing was read in the one before */
+        CODE(p_cuFileStreamRegister(next, 1), 0);
+        check(cu_destroy(next) == 0 && cu_stream(&next, 1) == 0, "a third stream");
+        if (next == gone) CODE(p_cuFileStreamRegister(next, 2), 0);
+        CODE(p_cuFileStreamRegister(next, 4), next == gone ? 5022 : 0);
+        CODE(p_cuFileStreamDeregister(next), 0);
+    }
+    check(cu_destroy(next) == 0, "destroy");
     /* a captured stream: refused, and the capture is not spoilt */
     if (test_capture) {
         check(test_capture(s) == 0, "capture");

@@ -44,8 +44,9 @@ pub(crate) struct Comm {
     pub(crate) own: Mutex<HashSet<u64>>,
 }
 
-/// A stream by the driver's handle, and by the thread where the handle names a stream of each thread.
-type Known = ((usize, Option<ThreadId>), Arc<Stream>);
+/// A stream by the driver's handle, by the thread where the handle names a stream of each thread, and by the driver's number
+/// where it tells one: the handle of a destroyed stream is given out again, and the two are not ordered by themselves.
+type Known = ((usize, Option<ThreadId>, Option<u64>), Arc<Stream>);
 
 enum State {
     /// The ranks are coming together.
@@ -139,21 +140,27 @@ impl Comm {
     pub(crate) fn stream(&self, handle: Address) -> Result<Arc<Stream>, Failure> {
         let key = handle.get() as usize;
         let thread = (key == PER_THREAD).then(|| std::thread::current().id());
-        let mut streams = lock(&self.streams);
-        if let Some((_, stream)) = streams.iter().find(|(known, _)| *known == (key, thread)) {
-            return Ok(Arc::clone(stream));
-        }
         let foreign = match key {
             1 => ForeignStream::LEGACY_DEFAULT,
             PER_THREAD => ForeignStream::PER_THREAD_DEFAULT,
             // SAFETY: the caller passes a stream of its CUDA runtime, which it keeps as this library's page says.
             _ => unsafe { ForeignStream::new(key) },
         };
-        let stream = Arc::new(self.gpu.foreign_stream(foreign)?);
-        if streams.len() >= STREAMS_MAX {
-            streams.remove(0);
+        let name = (key, thread, self.gpu.stream_id(foreign));
+        let mut streams = lock(&self.streams);
+        if let Some((_, stream)) = streams.iter().find(|(known, _)| *known == name) {
+            return Ok(Arc::clone(stream));
         }
-        streams.push(((key, thread), Arc::clone(&stream)));
+        let stream = Arc::new(self.gpu.foreign_stream(foreign)?);
+        // One that is gone.
+        let same = |((handle, of, _), _): &Known| (*handle, *of) == (key, thread);
+        let place = streams.iter().position(same);
+        let place = place.or_else(|| (streams.len() >= STREAMS_MAX).then_some(0));
+        let before = place.map(|place| streams.remove(place));
+        streams.push((name, Arc::clone(&stream)));
+        drop(streams);
+        // Without the lock: its end calls the driver.
+        drop(before);
         Ok(stream)
     }
 

@@ -21,6 +21,7 @@
 //! | `BEELINE_TEST_CUDA_LOSE_AFTER_COPIES` | device 0 is lost after so many copies |
 //! | `BEELINE_TEST_CUDA_LOST` | what a lost device answers, 999 |
 //! | `BEELINE_TEST_CUDA_ATOMICS` | 1: devices have native atomics between them |
+//! | `BEELINE_TEST_CUDA_REUSE` | 1: a stream that is made gets the handle of the one destroyed last |
 //! | `CUDA_VISIBLE_DEVICES` | as the driver reads it: ordinals or whole UUIDs |
 //!
 //! Kernels of collectives, whose PTX is committed, are run by the CPU from the source that it was compiled from, where the

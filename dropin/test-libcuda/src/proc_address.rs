@@ -80,6 +80,7 @@ functions! {
     "cuMemcpyDtoH" 3020 cuMemcpyDtoH_v2;
     "cuMemsetD8" 3020 cuMemsetD8_v2;
     "cuStreamDestroy" 4000 cuStreamDestroy_v2;
+    "cuStreamGetId" 12000 cuStreamGetId;
     "cuStreamGetCtx" 9020 cuStreamGetCtx;
     "cuStreamWaitEvent" 3020 cuStreamWaitEvent;
     "cuStreamIsCapturing" 10000 cuStreamIsCapturing;

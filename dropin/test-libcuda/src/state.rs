@@ -46,6 +46,9 @@ pub(crate) struct Objects {
     pub(crate) memory: BTreeMap<u64, DeviceMemory>,
     pub(crate) host: BTreeMap<u64, PinnedMem>,
     pub(crate) streams: HashMap<u64, (usize, Arc<Stream>)>,
+    /// Handles of destroyed streams, and the numbers of those that there are.
+    pub(crate) destroyed: Vec<u64>,
+    pub(crate) ids: HashMap<u64, u64>,
     /// Of streams that were made with one.
     pub(crate) priorities: HashMap<u64, i32>,
     pub(crate) events: HashMap<u64, (usize, Option<Event>)>,

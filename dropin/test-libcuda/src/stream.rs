@@ -92,7 +92,14 @@ export! {
         driver()?.objects().asked.remove(&stream);
         driver()?.objects().queued.remove(&stream);
         driver()?.objects().priorities.remove(&stream);
-        driver()?.objects().streams.remove(&stream).map(drop).ok_or(Cu::INVALID_HANDLE)
+        driver()?.objects().streams.remove(&stream).ok_or(Cu::INVALID_HANDLE)?;
+        driver()?.objects().ids.remove(&stream);
+        driver()?.objects().destroyed.push(stream);
+        Ok(())
+    }
+
+    fn cuStreamGetId(stream: u64, id: Out<u64>) {
+        id.set(driver()?.objects().ids.get(&stream).copied().ok_or(Cu::INVALID_HANDLE)?)
     }
 
     fn cuStreamGetCtx(stream: u64, context: Out<*mut c_void>) {
@@ -333,7 +340,11 @@ fn make(flags: u32) -> Result<u64, Cu> {
         return Err(Cu::INVALID_VALUE);
     }
     let made = driver.devices[index].gpu.stream().map_err(|e| driver.code(index, &e))?;
-    let handle = driver.handle();
-    driver.objects().streams.insert(handle, (index, Arc::new(made)));
+    let id = driver.handle();
+    let mut objects = driver.objects();
+    let again = if driver.settings.reuse { objects.destroyed.pop() } else { None };
+    let handle = again.unwrap_or(id);
+    objects.ids.insert(handle, id);
+    objects.streams.insert(handle, (index, Arc::new(made)));
     Ok(handle)
 }

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::support::{
-    Run, beeline, beeline_with, command_by, folder, keys, names, pattern, same, sparse,
+    Run, SIGNALS_AS_USUAL, beeline, beeline_with, command_by, folder, keys, names, pattern, same,
+    sparse,
 };
 
 /// Large enough that a copy by one thread through two slots is still under way when it is disturbed.
@@ -269,10 +270,10 @@ struct LongCopy {
 
 impl LongCopy {
     fn start() -> Self {
-        Self::start_with("--default-signal=HUP,INT,TERM")
+        Self::start_with(SIGNALS_AS_USUAL)
     }
 
-    /// With signals as `env` sets them: a test that runs in the background may have some ignored.
+    /// With signals as this option of `env` sets them.
     fn start_with(signals: &str) -> Self {
         let folder = folder();
         let (source, target) = (folder.path().join("source"), folder.path().join("target"));

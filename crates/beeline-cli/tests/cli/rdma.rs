@@ -4,7 +4,9 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Stdio};
 
-use super::support::{Run, beeline, command, folder};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::support::{Run, SIGNALS_AS_USUAL, beeline, command, command_by, folder};
 
 /// A server, and what it listens on.
 struct Server {
@@ -14,7 +16,7 @@ struct Server {
 
 impl Server {
     fn start(args: &[&str]) -> Self {
-        let mut command = command();
+        let mut command = command_by("env", &[SIGNALS_AS_USUAL]);
         command.args(["rdma", "serve"]).args(args);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
@@ -60,6 +62,18 @@ fn two_processes_share_memory() {
     let run = server.end().ok();
     assert_eq!((run.json()["served"].as_u64(), run.json()["failed"].as_u64()), (Some(5), Some(0)));
     assert!(!Path::new(socket).exists(), "the socket is removed");
+}
+
+#[test]
+fn a_server_whose_terminal_closes_leaves_no_socket() {
+    let folder = folder();
+    let socket = folder.path().join("rdma.sock");
+    let server = Server::start(&["--local", socket.to_str().unwrap(), "--json"]);
+    assert!(socket.exists());
+    kill_process(Pid::from_child(&server.child), Signal::HUP).unwrap();
+    let run = server.end();
+    assert_eq!((run.code, &run.json()["error"]["code"]), (Some(129), &"cancelled".into()));
+    assert!(!socket.exists());
 }
 
 #[test]

@@ -50,6 +50,9 @@ pub(crate) fn command() -> Command {
     without_settings(Command::new(env!("CARGO_BIN_EXE_beeline")))
 }
 
+/// Option of `env`: a test that runs in the background may have signals ignored.
+pub(crate) const SIGNALS_AS_USUAL: &str = "--default-signal=HUP,INT,TERM";
+
 /// The same, started by `program` with `args` of its own.
 pub(crate) fn command_by(program: &str, args: &[&str]) -> Command {
     let mut command = Command::new(program);

@@ -35,10 +35,13 @@ pub const LL_THREADS_MORE: u32 = 32;
 
 /// Blocks of the next kernel start when the kernel has ended.
 pub const ADMIT_NEVER: u32 = 0;
-/// They may start when all of the kernel's blocks have.
+/// They may start when the kernel does: for kernels of one block of few threads.
 pub const ADMIT_AT_ONCE: u32 = 1;
 /// They may start when every block has heard from its peers: no block that the kernel waits for needs room any more.
 pub const ADMIT_HEARD: u32 = 2;
+/// They may start when the peers' blocks have their room too, which they say when they start: for kernels of ranks that all exchange
+/// something with each other, on devices that carry out each other's atomic operations ([`Comm::atomics`]).
+pub const ADMIT_THERE: u32 = 3;
 /// Where a window has the number of blocks that are done, of launches that count them (32 bits, wraps).
 pub const DONE_AT: u64 = 704;
 
@@ -183,10 +186,10 @@ pub struct Comm {
     /// 1: every block of packets or lines adds itself to the word at [`DONE_AT`] when it is done; 0 in graphs, whose
     /// replays the host does not count.
     pub counted: u32,
-    /// When blocks of the next kernel may start: [`ADMIT_NEVER`], [`ADMIT_AT_ONCE`], [`ADMIT_HEARD`].
+    /// When blocks of the next kernel may start: [`ADMIT_NEVER`], [`ADMIT_AT_ONCE`], [`ADMIT_HEARD`], [`ADMIT_THERE`].
     pub admits: u32,
-    /// Nothing.
-    pub unused: u32,
+    /// 1: the devices of all ranks carry out atomic operations of the others.
+    pub atomics: u32,
 }
 
 /// What a rank sends to one peer and receives from it (itself: a local copy).

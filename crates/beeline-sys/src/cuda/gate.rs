@@ -8,13 +8,13 @@ use std::sync::Arc;
 use super::device::{Driver, StreamGuard};
 use super::error::Error;
 use super::registration::HostRegistration;
-use super::stage::Turns;
+use super::stage::{CONTROL_BYTES, Turns};
 use super::stream::ForeignStream;
 use super::types::*;
 use crate::mem::HostMem;
 
 /// Bytes of one gate and its end: three words of the stream's, and those of the kernel between them.
-pub const GATE_BYTES: u64 = 512;
+pub const GATE_BYTES: u64 = CONTROL_BYTES;
 const COME: u64 = 0;
 const GO: u64 = 4;
 const END: u64 = 8;

@@ -247,50 +247,71 @@ pub struct Load {
     pub chunks: u64,
 }
 
-const ADDRESS: u64 = 64;
-const FIRST: u64 = 72;
-const LAST: u64 = 80;
-const RING: u64 = 88;
-const TURN: u64 = 128;
-const LIMIT: u64 = 192;
-const DONE: u64 = 256;
-const FAILED: u64 = 320;
+const FAILED: u64 = 16;
+/// Each block of the kernel has a line of its own: the device looks at one place after the other, as often as blocks do.
+const LINES: u64 = 128;
+const LINE: u64 = 128;
+pub(super) const CONTROL_BYTES: u64 = LINES + CELLS as u64 * LINE;
+// In a line; what is not of a cell stands in all.
+const ADDRESS: u64 = 0;
+const FIRST: u64 = 8;
+const LAST: u64 = 16;
+const RING: u64 = 24;
+const TURN: u64 = 32;
+const LIMIT: u64 = 40;
+const DONE: u64 = 64;
+
+/// Where a word of a cell's line lies.
+const fn of_cell(cell: u64, word: u64) -> u64 {
+    LINES + cell % CELLS as u64 * LINE + word
+}
 
 /// The words between the host and the kernel of a request. Only the owner of the gate uses them.
 impl Gates {
     /// Forgets the turns of the request before, whose kernel has ended.
     pub fn forget(&self, gate: Gate) {
         for cell in 0..CELLS as u64 {
-            self.store_u64(gate, TURN + cell * 8, 0);
-            self.store_u32(gate, DONE + cell * 4, 0);
+            self.store_u64(gate, of_cell(cell, TURN), 0);
+            self.store_u32(gate, of_cell(cell, DONE), 0);
         }
         self.describe(gate, &Load::default());
     }
 
     /// Says what is to be moved; before the gate is opened.
     pub fn describe(&self, gate: Gate, load: &Load) {
-        self.store_u64(gate, ADDRESS, load.address.as_u64());
-        self.store_u64(gate, FIRST, load.first);
-        self.store_u64(gate, LAST, load.last);
-        self.store_u64(gate, RING, u64::from(load.ring));
+        let words = [
+            (ADDRESS, load.address.as_u64()),
+            (FIRST, load.first),
+            (LAST, load.last),
+            (RING, u64::from(load.ring)),
+        ];
+        for (word, value) in words {
+            self.store_in_all(gate, word, value);
+        }
         self.limit(gate, load.chunks);
     }
 
     /// Lowers the number of chunks: of those from there on, none is waited for.
     pub fn limit(&self, gate: Gate, chunks: u64) {
-        self.store_u64(gate, LIMIT, chunks);
+        self.store_in_all(gate, LIMIT, chunks);
+    }
+
+    fn store_in_all(&self, gate: Gate, word: u64, value: u64) {
+        for cell in 0..CELLS as u64 {
+            self.store_u64(gate, of_cell(cell, word), value);
+        }
     }
 
     /// Tells the kernel that it is its turn with `chunk`, of `bytes`. What the host has written before is seen then.
     pub fn give_turn(&self, gate: Gate, chunk: u64, bytes: u32) {
         // Low halves: a chunk is told from those just before and behind it, and numbers may wrap.
         let word = u64::from(chunk.wrapping_add(1) as u32) | u64::from(bytes) << 32;
-        self.store_u64(gate, TURN + chunk % CELLS as u64 * 8, word);
+        self.store_u64(gate, of_cell(chunk, TURN), word);
     }
 
     /// Whether the kernel is done with `chunk`. What it has written is seen then.
     pub fn is_done(&self, gate: Gate, chunk: u64) -> bool {
-        let word = self.load_u32(gate, DONE + chunk % CELLS as u64 * 4);
+        let word = self.load_u32(gate, of_cell(chunk, DONE));
         word == chunk.wrapping_add(1) as u32
     }
 
@@ -314,7 +335,7 @@ impl Gates {
 
     /// It is done with `chunk`.
     pub fn play_done(&self, gate: Gate, chunk: u64) {
-        self.store_u32(gate, DONE + chunk % CELLS as u64 * 4, chunk.wrapping_add(1) as u32);
+        self.store_u32(gate, of_cell(chunk, DONE), chunk.wrapping_add(1) as u32);
     }
 
     /// It has ended, and, where `failed`, given up.
@@ -327,18 +348,19 @@ impl Gates {
 
     /// Chunk and bytes of the turn at a cell; none where there was no turn yet.
     pub fn turn_at(&self, gate: Gate, cell: u64) -> Option<(u32, u32)> {
-        let word = self.load_u64(gate, TURN + cell % CELLS as u64 * 8);
+        let word = self.load_u64(gate, of_cell(cell, TURN));
         Some(((word as u32).checked_sub(1)?, (word >> 32) as u32))
     }
 
     /// What the kernel is to move.
     pub fn load_of(&self, gate: Gate) -> Load {
+        let word = |word| self.load_u64(gate, of_cell(0, word));
         Load {
-            address: DevicePtr::new(self.load_u64(gate, ADDRESS)),
-            first: self.load_u64(gate, FIRST),
-            last: self.load_u64(gate, LAST),
-            ring: self.load_u64(gate, RING) != 0,
-            chunks: self.load_u64(gate, LIMIT),
+            address: DevicePtr::new(word(ADDRESS)),
+            first: word(FIRST),
+            last: word(LAST),
+            ring: word(RING) != 0,
+            chunks: word(LIMIT),
         }
     }
 
@@ -377,6 +399,8 @@ mod tests {
             ("LIMIT", LIMIT),
             ("DONE", DONE),
             ("FAILED", FAILED),
+            ("LINES", LINES),
+            ("LINE", LINE),
         ];
         for (name, value) in numbers {
             assert!(text.contains(&format!("u64 STAGE_{name} = {value};")), "{name} = {value}");

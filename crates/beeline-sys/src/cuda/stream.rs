@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::core::{Core, Event, Held};
-use super::device::Context;
+use super::device::{Context, Driver};
 use super::error::Error;
 use super::memory::{DeviceMem, size};
 use super::module::{Arg, Module, Packed};
@@ -40,6 +40,16 @@ impl ForeignStream {
             return Self::LEGACY_DEFAULT;
         }
         Self { raw: RawStream(std::ptr::with_exposed_provenance_mut(handle)) }
+    }
+
+    /// The number that no other stream of the process has, also not a later one that gets the same handle; `None` for a
+    /// default stream, and where the driver does not tell (before CUDA 12.0).
+    pub fn id(self, driver: &Driver) -> Option<u64> {
+        let ask = driver.table().cuStreamGetId.filter(|_| !self.is_default())?;
+        let mut id = 0;
+        // SAFETY: `id` is a place for one number; the stream is alive by the promise made when its handle was wrapped.
+        let result = unsafe { ask(self.raw, &raw mut id) };
+        (result == CuResult::SUCCESS).then_some(id)
     }
 
     pub(super) const fn raw(self) -> RawStream {

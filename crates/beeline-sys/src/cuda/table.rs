@@ -123,6 +123,7 @@ table! {
     required cuStreamWaitEvent @ 3020 = "cuStreamWaitEvent" (RawStream, RawEvent, u32);
     required cuStreamIsCapturing @ 10000 = "cuStreamIsCapturing" (RawStream, *mut i32);
     optional cuStreamGetCaptureInfo @ 11030 = "cuStreamGetCaptureInfo_v2" (RawStream, *mut i32, *mut u64, *mut *mut c_void, *mut *const *mut c_void, *mut usize);
+    optional cuStreamGetId @ 12000 = "cuStreamGetId" (RawStream, *mut u64);
     optional cuStreamGetCtx @ 9020 = "cuStreamGetCtx" (RawStream, *mut RawContext);
     optional cuStreamWriteValue32 @ 11070 = "cuStreamWriteValue32_v2" (RawStream, u64, u32, u32);
     optional cuStreamWriteValue64 @ 11070 = "cuStreamWriteValue64_v2" (RawStream, u64, u64, u32);

@@ -12,6 +12,8 @@ use crate::{lock, wait_timeout};
 /// How long a helper looks for more before it sleeps: a program that reads in a loop comes back sooner, also where
 /// the helper had little to do.
 const LINGER: Duration = Duration::from_micros(100);
+/// How long a runner does so after it was said that more is to be expected.
+const LINGER_MICROS: u64 = 100;
 /// For how long calls count as beside each other after they were.
 const CROWD_MICROS: u64 = 2000;
 /// How long a thread sleeps without work before it ends.
@@ -33,6 +35,10 @@ pub(super) struct Crew {
     asked: AtomicUsize,
     /// Helpers that are awake and look for requests.
     looking: AtomicUsize,
+    /// Until when, in microseconds of `epoch`, one runner looks for the next task before it sleeps.
+    expects_until: AtomicU64,
+    /// Tasks that nobody has taken.
+    queued: AtomicUsize,
     state: Mutex<State>,
     help: Condvar,
     run: Condvar,
@@ -46,6 +52,8 @@ struct State {
     helpers_asleep: usize,
     runners: usize,
     runners_asleep: usize,
+    /// A runner is awake and looks for a task. It takes one more look under the lock before it sleeps.
+    runner_looks: bool,
 }
 
 /// Counts a call as active until dropped.
@@ -88,6 +96,8 @@ impl Crew {
             crowded_at: AtomicU64::new(0),
             asked: AtomicUsize::new(0),
             looking: AtomicUsize::new(0),
+            expects_until: AtomicU64::new(0),
+            queued: AtomicUsize::new(0),
             state: Mutex::default(),
             help: Condvar::new(),
             run: Condvar::new(),
@@ -97,13 +107,28 @@ impl Crew {
     /// Counts a call that moves much.
     pub(super) fn enter(&self) -> Active<'_> {
         let level = self.active.fetch_add(1, Ordering::Relaxed) + 1;
-        let now = u64::try_from(self.epoch.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let now = self.micros();
         let last = self.crowded_at.load(Ordering::Relaxed);
         if level > 1 && now.saturating_sub(last) > CROWD_MICROS / 8 {
             self.crowded_at.store(now.max(1), Ordering::Relaxed);
         }
         let recent = last != 0 && now.saturating_sub(last) < CROWD_MICROS;
         Active { crew: self, level, crowded: level > 1 || recent }
+    }
+
+    fn micros(&self) -> u64 {
+        u64::try_from(self.epoch.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// Says that another task is likely to come soon, and short: for a moment one runner that has nothing to do looks for it
+    /// before it sleeps, as to wake one takes longer than a small write.
+    pub(super) fn expect_more(&self) {
+        let until = self.micros().saturating_add(LINGER_MICROS);
+        self.expects_until.store(until, Ordering::Relaxed);
+    }
+
+    fn expects_more(&self) -> bool {
+        self.micros() < self.expects_until.load(Ordering::Relaxed)
     }
 
     /// Asks `count` helpers to take part in `share`.
@@ -153,16 +178,20 @@ impl Crew {
     pub(super) fn try_submit(self: &Arc<Self>, task: Task) -> Result<(), Task> {
         let mut state = lock(&self.state);
         state.tasks.push_back(task);
-        // One that sleeps takes one task, however many there are.
-        if state.tasks.len() > state.runners_asleep && state.runners < self.runners_max {
+        // One that looks or sleeps takes one task, however many there are.
+        let lacking = state.tasks.len().saturating_sub(usize::from(state.runner_looks));
+        if lacking > state.runners_asleep && state.runners < self.runners_max {
             if self.spawn("beeline-run", Self::runner) {
                 state.runners += 1;
             } else if state.runners == 0 {
                 return state.tasks.pop_back().map_or(Ok(()), Err);
             }
         }
+        self.queued.store(state.tasks.len(), Ordering::Release);
         drop(state);
-        self.run.notify_one();
+        if lacking > 0 {
+            self.run.notify_one();
+        }
         Ok(())
     }
 
@@ -222,6 +251,7 @@ impl Crew {
         let mut state = lock(&self.state);
         loop {
             if let Some(task) = state.tasks.pop_front() {
+                self.queued.store(state.tasks.len(), Ordering::Release);
                 drop(state);
                 // A task that panics must not take its thread along.
                 let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(task));
@@ -232,6 +262,16 @@ impl Crew {
             if idle_since.elapsed() > IDLE {
                 state.runners -= 1;
                 return;
+            }
+            if !state.runner_looks && self.expects_more() {
+                state.runner_looks = true;
+                drop(state);
+                while self.queued.load(Ordering::Acquire) == 0 && self.expects_more() {
+                    std::hint::spin_loop();
+                }
+                state = lock(&self.state);
+                state.runner_looks = false;
+                continue;
             }
             state.runners_asleep += 1;
             state = wait_timeout(&self.run, state, IDLE);
@@ -282,6 +322,51 @@ mod tests {
         }
         for _ in 0..3 {
             carried_out.recv_timeout(Duration::from_secs(20)).unwrap();
+        }
+    }
+
+    /// One that looks counts for one task: it takes it without being woken, and the second one is somebody else's.
+    #[test]
+    fn a_runner_that_looks_takes_one_task() {
+        for (looks, asleep, runners_max, tasks, started) in [
+            (true, 0, 4, 1, 0),
+            (true, 0, 4, 2, 1),
+            (true, 1, 4, 2, 0),
+            (false, 0, 4, 1, 1),
+            (true, 0, 1, 3, 0),
+        ] {
+            let crew = Crew::new(runners_max);
+            let before = asleep + usize::from(looks);
+            {
+                let mut state = lock(&crew.state);
+                (state.runner_looks, state.runners_asleep, state.runners) = (looks, asleep, before);
+            }
+            // They do not end before all were submitted, so none takes two.
+            let (open, gate) = std::sync::mpsc::channel::<()>();
+            let gate = Arc::new(Mutex::new(gate));
+            for _ in 0..tasks {
+                let gate = Arc::clone(&gate);
+                crew.submit(move || {
+                    let _ = lock(&gate).recv();
+                });
+            }
+            let runners = lock(&crew.state).runners - before;
+            assert_eq!(runners, started, "{looks} {asleep} {runners_max} {tasks}");
+            drop(open);
+        }
+    }
+
+    #[test]
+    fn what_comes_while_a_runner_looks_and_just_after_is_carried_out() {
+        let crew = Crew::new(1);
+        let (done, carried_out) = std::sync::mpsc::channel();
+        for pause_us in (0..300).step_by(3) {
+            let done = done.clone();
+            crew.expect_more();
+            crew.submit(move || done.send(()).unwrap());
+            // One that sleeps though there is a task would take it when it wakes by itself.
+            carried_out.recv_timeout(IDLE - Duration::from_secs(1)).unwrap();
+            std::thread::sleep(Duration::from_micros(pause_us));
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
 use beeline_core::plan::Operation;
-use beeline_sys::cuda::Driver;
+use beeline_sys::cuda::{Driver, ForeignStream};
 use beeline_sys::user::{UserCell, UserPtr};
 
 use super::batch::{Batch, Event};
@@ -32,6 +32,13 @@ const HANDLE_BASE: usize = 0xbee1_0000_0000_0000;
 const BATCH_BASE: usize = 0xbee2_0000_0000_0000;
 const HANDLE_STEP: usize = 16;
 
+/// A registered stream.
+pub(super) struct Registered {
+    flags: u32,
+    /// The driver's number of it, where it tells one.
+    id: Option<u64>,
+}
+
 /// Everything between open and close.
 pub(super) struct Session {
     pub(super) options: Options,
@@ -43,7 +50,7 @@ pub(super) struct Session {
     handles: Sharded<HashMap<usize, Local<Handle>>>,
     buffers: Sharded<Buffers>,
     batches: RwLock<HashMap<usize, Arc<Batch>>>,
-    pub(super) streams: Mutex<HashMap<usize, u32>>,
+    pub(super) streams: Mutex<HashMap<usize, Registered>>,
     /// Bytes by route of files that are not registered any more.
     past: Routes,
     next: AtomicUsize,
@@ -452,19 +459,43 @@ impl Session {
 
     // ---- streams
 
-    pub(super) fn register_stream(&self, key: usize, flags: u32) -> Outcome<()> {
+    pub(super) fn register_stream(
+        &self,
+        (stream, key): (ForeignStream, usize),
+        flags: u32,
+    ) -> Outcome<()> {
         if flags > 15 {
             return Err(Failure::value(format!("stream flags {flags:#x}: bits 0 to 3 are known")));
         }
+        // Without the lock: this asks the driver.
+        let id = self.cuda.as_ref().and_then(|cuda| stream.id(cuda));
         let mut streams = lock(&self.streams);
-        if streams.contains_key(&key) {
+        // One that was destroyed meanwhile is registered no more.
+        if streams.get(&key).is_some_and(|known| id.is_none() || known.id == id) {
             return Err(Failure::value(format!("stream {key:#x} is registered already")));
         }
         if streams.len() >= HANDLES_MAX {
             return Err(Failure::value("too many streams are registered"));
         }
-        streams.insert(key, flags);
+        streams.insert(key, Registered { flags, id });
         Ok(())
+    }
+
+    /// The flags that a stream was registered with; 0 where it was not, also where one was that is gone and had the same
+    /// handle.
+    pub(super) fn stream_flags(&self, key: usize, id: impl FnOnce() -> Option<u64>) -> u32 {
+        if !lock(&self.streams).contains_key(&key) {
+            return 0;
+        }
+        // Without the lock: this asks the driver.
+        let id = id();
+        let mut streams = lock(&self.streams);
+        let Some(known) = streams.get(&key) else { return 0 };
+        if known.id == id {
+            return known.flags;
+        }
+        streams.remove(&key);
+        0
     }
 
     pub(super) fn deregister_stream(&self, key: usize) -> Outcome<()> {

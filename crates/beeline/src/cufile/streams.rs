@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use beeline_core::addr::ByteRange;
 use beeline_core::plan::Operation;
-use beeline_sys::cuda::{Driver, Error as CudaError, ForeignStream, StageKernel};
+use beeline_sys::cuda::{CELLS, Driver, Error as CudaError, ForeignStream, StageKernel};
 use beeline_sys::user::UserPtr;
 
 use super::buffers::{Looked, Place, Target};
@@ -15,7 +15,6 @@ use super::options;
 use super::ordered::{Ask, Begun, Carrier, Finish, Ordered, Refusal, Rest, Work};
 use super::session::{Late, Session, uuid_of};
 use super::status::{Failure, OpError, Outcome};
-use crate::lock;
 
 /// Bytes of a page, by which the start of a request may be moved in its slot.
 const PAGE: u64 = 4096;
@@ -33,6 +32,8 @@ struct Asked {
     /// What the pointer was at the call.
     looked: Looked,
     place: Place,
+    /// Of a file that takes whole blocks alone, the length of one; else 1.
+    block: u64,
 }
 
 /// Why a request is carried out at the call.
@@ -45,6 +46,7 @@ enum AtCall {
     OtherContext,
     Managed,
     NoSlot,
+    Blocks,
 }
 
 impl AtCall {
@@ -55,6 +57,9 @@ impl AtCall {
             Self::NoKernel => "the kernel that copies in the stream could not be loaded",
             Self::OtherContext => "the memory belongs to another device or context than the stream",
             Self::Managed => "the device lets the CPU use managed memory only while it is idle",
+            Self::Blocks => {
+                "the file is open for direct I/O alone, with blocks that no slot can be cut into"
+            }
             Self::NoSlot => "all pinned memory for requests in streams is in use",
         }
     }
@@ -73,7 +78,10 @@ impl Session {
         const FIXED_PTR: u32 = 1;
         const FIXED_FILE: u32 = 2;
         const FIXED_SIZE: u32 = 4;
-        self.handle(id)?.check(operation)?;
+        let handle = self.handle(id)?;
+        handle.check(operation)?;
+        let block = if handle.direct_only { handle.file.direct_block().max(1) } else { 1 };
+        drop(handle);
         if ptr.address() == 0 {
             return Err(Failure::value("the buffer is a null pointer"));
         }
@@ -81,7 +89,7 @@ impl Session {
             let text = "there is no CUDA driver, so there are no streams";
             return Err(Failure::new(OpError::ASYNC_NOT_SUPPORTED, text));
         };
-        let flags = lock(&self.streams).get(&key).copied().unwrap_or(0);
+        let flags = self.stream_flags(key, || stream.id(driver));
         let looked = Looked::at(Some(driver), ptr.address())?;
         let place = looked.place((ptr.address(), 0, 0), &self.lanes, self.settings())?;
         let asked = Asked {
@@ -95,6 +103,7 @@ impl Session {
             ptr_offset: (flags & FIXED_PTR != 0).then(|| late.ptr_offset.get()),
             looked,
             place,
+            block,
         };
         late.moved.set(0);
         let (reason, asked) = match self.carry(driver, &asked, stream)? {
@@ -131,6 +140,9 @@ impl Session {
         if matches!(asked.place, Place::Host) || asked.looked.is_managed() {
             return Ok(Carried::InStream(ordered, None));
         }
+        if !cells_hold(ordered.cell_max(), asked.block) {
+            return Ok(Carried::AtCall(AtCall::Blocks));
+        }
         let kernel = match self.kernel_for(driver, &ordered, &asked.looked, stream) {
             Ok(kernel) => kernel,
             Err(reason) => return Ok(Carried::AtCall(reason)),
@@ -139,10 +151,14 @@ impl Session {
         let bytes = asked.size() as u64;
         let lead = asked.ptr.address().wrapping_add_signed(asked.ptr_offset()) % 16;
         let lead = lead.max(u64::from(bytes > PAGE && asked.file_offset() % 512 != 0) * PAGE);
-        let (bytes, out) = (bytes.saturating_add(lead), asked.operation == Operation::Write);
+        let out = asked.operation == Operation::Write;
+        let bytes = bytes.saturating_add(lead).max(slot_for(asked.block));
         let since = Instant::now();
         loop {
-            if let Some(carrier) = ordered.carrier(kernel, out, bytes)? {
+            // A smaller one may come where there is none of that length.
+            let carrier = ordered.carrier(kernel, out, bytes)?;
+            if let Some(carrier) = carrier.filter(|carrier| cells_hold(carrier.cell(), asked.block))
+            {
                 return Ok(Carried::InStream(ordered, Some(carrier)));
             }
             // Either comes: another request's end, or this stream's.
@@ -212,6 +228,17 @@ impl Session {
         }
         Ok(false)
     }
+}
+
+/// Bytes of a slot of which each cell holds a block.
+const fn slot_for(block: u64) -> u64 {
+    block.saturating_mul(CELLS as u64)
+}
+
+/// Whether cells of so many bytes start with blocks, wherever the bytes of a request lie in the file: chunk by chunk, each is
+/// read or written for itself.
+const fn cells_hold(cell: u32, block: u64) -> bool {
+    (cell as u64).is_multiple_of(block)
 }
 
 /// Who moves the bytes of a request.
@@ -332,4 +359,27 @@ fn report(late: Late, outcome: &Outcome<u64>) {
             failure.reported()
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where memory is short a slot may be smaller than was asked for.
+    #[test]
+    fn a_cell_holds_whole_blocks() {
+        for (block, slot, smaller) in [
+            (1, 8, true),
+            (512, 4096, true),
+            (4096, 32 << 10, true),
+            (8192, 64 << 10, true),
+            (16 << 10, 128 << 10, false),
+            (64 << 10, 512 << 10, false),
+        ] {
+            assert_eq!(slot_for(block), slot, "{block}");
+            // Of the smallest slot there is.
+            assert_eq!(cells_hold(8192, block), smaller, "{block}");
+            assert!(cells_hold(512 << 10, block), "{block}");
+        }
+    }
 }

@@ -9,6 +9,11 @@ const DEVICES: u32 = 8;
 
 /// Runs the tests whose names contain one of `parts` on emulated devices.
 fn again(parts: &[&str]) {
+    with(parts, "0");
+}
+
+/// The same, on devices with native atomics between them (`1`) or without.
+fn with(parts: &[&str], atomics: &str) {
     if std::env::var_os("BEELINE_TEST_DEVICES").is_some() {
         return;
     }
@@ -26,6 +31,7 @@ fn again(parts: &[&str]) {
     command.env("LD_LIBRARY_PATH", library.path().parent().unwrap());
     command.env("BEELINE_TEST_CUDA_DEVICES", DEVICES.to_string());
     command.env("BEELINE_TEST_DEVICES", names.join(","));
+    command.env("BEELINE_TEST_CUDA_ATOMICS", atomics);
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -36,6 +42,12 @@ fn again(parts: &[&str]) {
 #[test]
 fn data_goes_through_the_kernels() {
     again(&["data::"]);
+}
+
+/// Where devices carry out each other's atomic operations, data goes in lines too, and blocks meet when they start.
+#[test]
+fn data_goes_through_lines() {
+    with(&["every_collective_2", "every_collective_3"], "1");
 }
 
 #[test]

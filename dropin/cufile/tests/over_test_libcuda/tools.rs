@@ -84,6 +84,7 @@ impl Bench {
                 command.env_remove(name);
             }
         }
+        command.env("BEELINE_TEST_CUDA_REUSE", "1");
         command.env("LD_LIBRARY_PATH", self.folder()).envs(env.iter().copied());
         let mut child = command.spawn().unwrap();
         let end = Instant::now() + PROGRAM_TIMEOUT;

@@ -58,8 +58,6 @@ pub(crate) struct Cuda {
     blocks: u32,
     /// Of what the present batch has queued; `None`: nothing yet.
     ends: Option<Ends>,
-    /// Blocks of a kernel that lets the next one start at once: four such kernels fit on the device, whatever they take.
-    few_blocks: u32,
     /// Kernels used so far, few enough to be searched.
     kernels: Vec<(KernelSet, Arc<Kernels>)>,
     /// For copies to the others, where all are of this process.

@@ -321,8 +321,8 @@ impl Library {
     ///
     /// # Errors
     /// `INVALID_VALUE` for a stream that is registered, and unknown flags.
-    pub fn register_stream(&self, key: usize, flags: u32) -> Outcome<()> {
-        self.opened()?.register_stream(key, flags)
+    pub fn register_stream(&self, stream: (ForeignStream, usize), flags: u32) -> Outcome<()> {
+        self.opened()?.register_stream(stream, flags)
     }
 
     /// Forgets a registered stream.

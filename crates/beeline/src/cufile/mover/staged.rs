@@ -15,11 +15,13 @@ use super::super::mapped::Mapped;
 use super::super::status::{Failure, Outcome};
 use super::out::{fill, write_cached};
 use super::share::{Way, read_direct};
-use super::{HUGE_MIN, MEDIUM_MAX, Means, SINGLE_MAX, failed, read_cached};
+use super::{MEDIUM_MAX, Means, SINGLE_MAX, failed, read_cached};
 
-/// Threads that read a medium request, and that write a file through mappings.
+/// Threads that read a medium request, and that write one through mappings.
 const READERS: usize = 4;
 const WRITERS: usize = 3;
+/// Threads at a larger one, for each that the settings allow to a request: its parts are copied by nobody of them.
+const LARGE: usize = 2;
 
 /// One request.
 pub(in super::super) struct Job {
@@ -61,18 +63,27 @@ impl Job {
             let takes = |mapped: &Mapped| mapped.fits(handle.data(), &handle.file, range);
             let mapped = means.parallel > 1
                 && handle.mapped.as_ref().is_some_and(|mapped| worth(mapped) && takes(mapped));
-            let threads = if mapped { WRITERS.min(means.parallel) } else { 1 };
+            let threads = match (mapped, range.len) {
+                (false, _) => 1,
+                (true, ..=MEDIUM_MAX) => WRITERS.min(means.parallel),
+                (true, _) => LARGE * means.parallel,
+            };
             let (way, blocks) = (Way::Write, false);
             return Self { handle, way, force, mapped, blocks, device, range, threads };
         }
         let way = Way::choose(means, &handle, lanes, range.start, range.len);
         let threads = match (range.len, &way) {
             (..=MEDIUM_MAX, Way::Cached) => READERS.min(means.parallel),
-            (HUGE_MIN.., _) => 2 * means.parallel,
-            _ => means.parallel,
+            (..=MEDIUM_MAX, _) => means.parallel,
+            _ => LARGE * means.parallel,
         };
         let (mapped, blocks, threads) = (false, false, threads.max(1));
         Self { handle, way, force, mapped, blocks, device, range, threads }
+    }
+
+    #[cfg(test)]
+    pub(in super::super) const fn handle(&self) -> &Arc<Handle> {
+        &self.handle
     }
 
     /// Of a file that nobody reads or writes: for whoever plays the threads.

@@ -12,7 +12,8 @@ mod slots;
 
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use beeline_sys::cuda::{
@@ -31,7 +32,8 @@ pub(super) use request::{Ask, Begun, Finish, Rest, Work};
 
 /// Requests in streams at once, over the whole process.
 const GATES: u64 = 1024;
-/// How long the dispatcher looks without pause after something has happened.
+/// How long the dispatcher looks without pause after something has happened, also where there is no request: a program that
+/// waits for one queues the next one soon, and to wake the dispatcher takes as long as a small request.
 const EAGER: Duration = Duration::from_micros(100);
 /// Its pauses after that.
 const PAUSE: Duration = Duration::from_micros(20);
@@ -52,6 +54,9 @@ pub(super) struct Ordered {
     driver: Arc<Driver>,
     kernels: StageKernels,
     slots: Arc<Slots>,
+    /// Whether there are requests that the dispatcher does not know yet: it looks all the time, and would be in the way of
+    /// callers if it took the lock for that.
+    is_new: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -62,6 +67,8 @@ struct State {
     /// Requests that the dispatcher does not know yet.
     new: Vec<Arc<Request>>,
     running: bool,
+    /// Threads that wait for a change; without one, nobody is woken.
+    waiting: usize,
 }
 
 /// What moves the bytes of a request between a device and the host.
@@ -70,6 +77,13 @@ pub(super) struct Carrier {
     kernel: StageKernel,
     /// Out of the device.
     out: bool,
+}
+
+impl Carrier {
+    /// Bytes of a cell of its slot.
+    pub(super) fn cell(&self) -> u32 {
+        self.run.cell()
+    }
 }
 
 /// Why a request was not queued.
@@ -101,7 +115,8 @@ impl Ordered {
             driver: Arc::clone(driver),
             kernels: StageKernels::default(),
             slots: Slots::new(gpu, &Config::from_env()),
-            state: Mutex::new(State { free, new: Vec::new(), running: false }),
+            is_new: AtomicBool::new(false),
+            state: Mutex::new(State { free, new: Vec::new(), running: false, waiting: 0 }),
             changed: Condvar::new(),
         }))
     }
@@ -112,6 +127,11 @@ impl Ordered {
     /// What the driver says.
     pub(super) fn kernel(&self, stream: ForeignStream, home: Home) -> Result<StageKernel, Error> {
         self.kernels.of(&self.driver, stream, home)
+    }
+
+    /// Bytes of a cell of the largest slot.
+    pub(super) fn cell_max(&self) -> u32 {
+        self.slots.cell_max()
     }
 
     /// A slot for a request of about `bytes`, with the kernel that goes with it; none where all are in use now. Never
@@ -178,7 +198,7 @@ impl Ordered {
         let request = Arc::new(request);
         let mut state = lock(&self.state);
         if !state.running {
-            // It waits for this lock.
+            // It takes what is pushed below.
             state.running = self.start();
         }
         if !state.running {
@@ -187,13 +207,31 @@ impl Ordered {
             // What it holds is free again when there is a thread that sees its end.
             request.give_up(&self.common);
             lock(&self.state).new.push(request);
+            self.is_new.store(true, Ordering::Release);
             let text = "no thread for stream-ordered requests could be started";
             return Err(Failure::new(OpError::INTERNAL_ERROR, text));
         }
         state.new.push(request);
-        drop(state);
-        self.changed.notify_all();
+        self.is_new.store(true, Ordering::Release);
+        self.tell(state);
         Ok(())
+    }
+
+    /// Wakes who waits for a change.
+    fn tell(&self, state: MutexGuard<'_, State>) {
+        let waiting = state.waiting > 0;
+        drop(state);
+        if waiting {
+            self.changed.notify_all();
+        }
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>, most: Duration) -> MutexGuard<'a, State> {
+        let mut state = state;
+        state.waiting += 1;
+        let mut state = wait_timeout(&self.changed, state, most);
+        state.waiting -= 1;
+        state
     }
 
     /// Unpins what no request uses.
@@ -214,7 +252,7 @@ impl Ordered {
                     self.common.stall
                 )));
             }
-            state = wait_timeout(&self.changed, state, Duration::from_millis(5));
+            state = self.wait(state, Duration::from_millis(5));
         }
     }
 
@@ -250,8 +288,9 @@ impl Ordered {
                 seen != Seen::Gone
             });
             if !gone.is_empty() {
-                lock(&self.state).free.extend(gone);
-                self.changed.notify_all();
+                let mut state = lock(&self.state);
+                state.free.extend(gone);
+                self.tell(state);
             }
             if cleared.elapsed() > CLEAR_EVERY {
                 self.common.clear();
@@ -268,6 +307,10 @@ impl Ordered {
     /// Takes in new requests, and says whether there were any; sleeps while there are none at all. None: nothing has
     /// happened for long, and the thread ends.
     fn take_in(&self, requests: &mut Vec<Arc<Request>>, last: Instant) -> Option<bool> {
+        let busy = !requests.is_empty() || last.elapsed() < EAGER;
+        if busy && !self.is_new.load(Ordering::Acquire) {
+            return Some(false);
+        }
         let mut state = lock(&self.state);
         while requests.is_empty() && state.new.is_empty() {
             if last.elapsed() > IDLE {
@@ -280,9 +323,10 @@ impl Ordered {
             self.common.clear();
             state = lock(&self.state);
             if state.new.is_empty() {
-                state = wait_timeout(&self.changed, state, IDLE);
+                state = self.wait(state, IDLE);
             }
         }
+        self.is_new.store(false, Ordering::Release);
         let new = !state.new.is_empty();
         requests.append(&mut state.new);
         Some(new)

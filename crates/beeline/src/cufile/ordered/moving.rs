@@ -12,6 +12,11 @@ use super::request::{Common, Finish, Request};
 
 /// Bytes that a thread reads or writes at a time, where the whole request lies in the slot.
 const PIECE_MIN: u64 = 128 << 10;
+/// Largest request that is always copied at once, if it fits into the slot. Where few are under way, the parts of a longer one are copied
+/// while others are read or written, and the kernel waits for them; many requests have something to copy meanwhile anyway,
+/// and their kernels would fill a device.
+const WHOLE_MAX: u64 = 1 << 20;
+const FEW: usize = 4;
 /// Pieces of which each is worth a thread's coming.
 const PIECE_LARGE: u64 = 256 << 10;
 /// See [`Moving::in_order`].
@@ -86,11 +91,18 @@ pub(super) struct Moving {
 }
 
 impl Moving {
-    pub(super) fn new(mut job: Job, (cell, bytes): (u32, u64), finish: Finish) -> Self {
+    /// Of a request beside `others`, with a slot of so many bytes.
+    pub(super) fn new(
+        mut job: Job,
+        (cell, bytes): (u32, u64),
+        others: usize,
+        finish: Finish,
+    ) -> Self {
         let (small, len) = (u64::from(cell), job.range.len);
         let cell = small.max(PIECE_MIN);
-        let whole = job.lay_out(cell);
-        let ring = whole.saturating_add(len) > bytes;
+        // Not more than the slot has: what is read past the page cache comes in whole blocks.
+        let whole = job.lay_out(cell.min(bytes));
+        let ring = whole.saturating_add(len) > bytes || (len > WHOLE_MAX && others < FEW);
         let first = if ring { job.lay_out(small) } else { whole };
         let last = first.saturating_add(len);
         let cell = if ring { small } else { cell };
@@ -206,6 +218,11 @@ impl Moving {
         self.job.is_write() && !self.job.is_shared()
     }
 
+    /// A write of which the kernel has not given everything yet.
+    fn waits_for_kernel(&self) -> bool {
+        self.job.is_write() && self.cells.iter().any(|cell| cell.turn == Turn::Device)
+    }
+
     fn has_busy(&self) -> bool {
         self.cells.iter().any(|cell| cell.turn == Turn::Busy)
     }
@@ -312,13 +329,15 @@ impl Moving {
         if self.concluded {
             return true;
         }
+        // A thread that came for a write before its kernel has ended waits for the device.
+        let called = self.workers > 0 && (self.ring || !self.waits_for_kernel());
         let late = self.progress.elapsed() > common.stall;
         // Not again where all of it has failed already; a failed piece leaves those before it to be moved.
         let given_up = self.failed.is_some() && self.end == 0;
         if self.ring && !given_up && common.gates.has_failed(request.gate, request.pass) {
             let text = "the kernel of a stream-ordered request had no turn in time";
             self.fail(Failure::timeout(text), request, common);
-        } else if late && (self.has_busy() || self.workers > 0) {
+        } else if late && (self.has_busy() || called) {
             let text = format!("a read or write of the file did not end within {:?}", common.stall);
             self.fail(Failure::timeout(text), request, common);
             // Whatever a thread still does.
@@ -448,7 +467,7 @@ mod tests {
         let request = Request::new((GATE, PASS), (None, write), Box::new(Nothing));
         let job = Job::played(Arc::clone(handle), operation, threads, len);
         let finish: Finish = Box::new(|_, _| Box::new(()));
-        let moving = Moving::new(job, ((bytes / CELLS as u64) as u32, bytes), finish);
+        let moving = Moving::new(job, ((bytes / CELLS as u64) as u32, bytes), 0, finish);
         moving.describe(&request, &common, moving.last);
         Played { common, request, moving }
     }
@@ -552,6 +571,45 @@ mod tests {
         it.piece(|_| u64::MAX);
         assert_eq!(it.told(), Some(Err(5022)));
         assert_eq!(it.common.gates.load_of(GATE).last, 0, "nothing is copied");
+    }
+
+    #[test]
+    fn beside_many_a_request_that_fits_is_copied_at_once() {
+        for (others, len, parts) in
+            [(FEW - 1, 2 << 20, true), (FEW, 2 << 20, false), (FEW, 5 << 20, true)]
+        {
+            let it = played(Operation::Read, 4, len, 4 << 20, LONG);
+            let job = Job::played(Arc::clone(it.moving.job.handle()), Operation::Read, 4, len);
+            let moving =
+                Moving::new(job, (512 << 10, 4 << 20), others, Box::new(|_, _| Box::new(())));
+            assert_eq!(moving.ring, parts, "{others} others, {len} bytes");
+        }
+    }
+
+    /// The thread of a small write comes before its kernel has ended: what is late then is the device, which may be so.
+    #[test]
+    fn a_thread_that_came_early_does_not_count_as_one_that_hangs() {
+        let mut it = played(Operation::Write, 1, 100, SLOT, Duration::ZERO);
+        it.moving.workers = 1;
+        std::thread::sleep(Duration::from_millis(1));
+        it.look();
+        assert_eq!(it.told(), None);
+        it.common.gates.play_end(GATE, PASS, false);
+        it.look();
+        std::thread::sleep(Duration::from_millis(1));
+        it.look();
+        assert_eq!(it.told(), Some(Err(TIMEOUT)));
+    }
+
+    /// Its stream goes on when the first part is there.
+    #[test]
+    fn a_long_request_is_copied_in_parts_though_it_fits() {
+        for (len, parts) in [(WHOLE_MAX, false), (WHOLE_MAX + 1, true)] {
+            let mut it = played(Operation::Read, 4, len, 4 << 20, LONG);
+            assert_eq!(it.common.gates.load_of(GATE).ring, parts, "{len}");
+            assert!(it.piece(|len| len).is_some());
+            assert_eq!(it.common.gates.are_open(GATE, PASS), (parts, false), "{len}");
+        }
     }
 
     #[test]

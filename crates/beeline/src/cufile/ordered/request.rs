@@ -9,7 +9,7 @@
 //! else is done by the threads of a crew; without a lock, the caller is told and gates are opened.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 use beeline_sys::cuda::{Gate, Gates};
@@ -26,6 +26,11 @@ const QUICK_READ: u64 = 64 << 10;
 const QUICK_WRITE: u64 = 4 << 20;
 /// How long a thread looks for a cell that the kernel is about to give back, before it does something else.
 const LINGER: Duration = Duration::from_micros(20);
+/// The same for one that was called for a small write before the kernel has ended: about as long as that takes.
+const LINGER_EARLY: Duration = Duration::from_micros(60);
+/// Largest write for which a thread is called so early, and how many are under way at most then.
+const EARLY_WRITE: u64 = 64 << 10;
+const EARLY_MAX: usize = 2;
 /// Pieces after which a thread looks what else there is to do.
 const PIECES_MAX: usize = 32;
 
@@ -180,7 +185,12 @@ impl Request {
     /// calls it.
     pub(super) fn look(self: &Arc<Self>, common: &Arc<Common>) -> Seen {
         let (mut wanted, mut report, mut progress) = (0, None, false);
-        let mut state = lock(&self.state);
+        let mut state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(state)) => state.into_inner(),
+            // A thread is just at it: to wait for it would have it wake the dispatcher.
+            Err(TryLockError::WouldBlock) => return Seen::Nothing,
+        };
         match &mut *state {
             State::Waiting(_) if common.gates.has_come(self.gate, self.pass) => {
                 let State::Waiting(ask) = std::mem::replace(&mut *state, State::Running) else {
@@ -276,16 +286,21 @@ impl Request {
 
     /// `quick`: without a wait for a drive, or for whoever reads the log.
     fn carry_out(self: &Arc<Self>, work: Work, finish: Finish, common: &Arc<Common>, quick: bool) {
-        let cpu = beeline_sys::thread::cpu_time();
-        let outcome = match work {
-            Work::Over(outcome) => outcome,
-            Work::Direct(work) => work(),
+        let (outcome, cpu) = match work {
+            Work::Over(outcome) => (outcome, Duration::ZERO),
+            Work::Direct(work) => {
+                let cpu = beeline_sys::thread::cpu_time();
+                let outcome = work();
+                (outcome, beeline_sys::thread::cpu_time().saturating_sub(cpu))
+            }
             Work::Through(job) => match &self.run {
                 Some(run) => return self.start(*job, run, finish, common, quick),
-                None => Err(Failure::new(OpError::INTERNAL_ERROR, "the request has no slot")),
+                None => {
+                    let text = "the request has no slot";
+                    (Err(Failure::new(OpError::INTERNAL_ERROR, text)), Duration::ZERO)
+                }
             },
         };
-        let cpu = beeline_sys::thread::cpu_time().saturating_sub(cpu);
         let report = Report { finish, outcome, cpu, open: true };
         *lock(&self.state) = State::Over;
         if quick { self.pass_on(report, common) } else { self.tell(report, common) }
@@ -300,12 +315,19 @@ impl Request {
         quick: bool,
     ) {
         let write = job.is_write();
-        let mut moving = Box::new(Moving::new(job, (run.cell(), run.bytes()), finish));
+        let others = common.moving.fetch_add(1, Ordering::Relaxed);
+        let slot = (run.cell(), run.bytes());
+        let mut moving = Box::new(Moving::new(job, slot, others, finish));
         moving.describe(self, common, moving.last);
-        common.moving.fetch_add(1, Ordering::Relaxed);
         if write {
+            let early = !moving.ring && moving.last <= EARLY_WRITE && others < EARLY_MAX;
+            moving.workers = usize::from(early);
             *lock(&self.state) = State::Moving(moving);
             common.gates.open(self.gate, self.pass);
+            if early {
+                // It comes while the kernel runs. Where that takes longer, it goes, and is called again.
+                self.submit(common, |request, common| request.work_early(common));
+            }
             return;
         }
         if !quick {
@@ -327,6 +349,18 @@ impl Request {
             None if quick => {}
             None => self.work(common),
         }
+    }
+
+    /// [`Self::work`], for a write whose kernel runs yet.
+    fn work_early(self: &Arc<Self>, common: &Arc<Common>) {
+        let since = Instant::now();
+        // Without the lock, which the dispatcher takes again and again.
+        while !common.gates.has_ended(self.gate, self.pass) && since.elapsed() < LINGER_EARLY {
+            std::hint::spin_loop();
+        }
+        self.work(common);
+        // A program that writes little at a time comes again soon.
+        common.crew.expect_more();
     }
 
     /// A thread's part: cells that are the host's turn, until there is none.

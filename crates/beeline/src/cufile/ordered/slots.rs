@@ -96,6 +96,11 @@ impl Slots {
         if share > UNITS { UNITS } else { 1 << share.ilog2() }
     }
 
+    /// Bytes of a cell of the largest slot.
+    pub(super) fn cell_max(&self) -> u32 {
+        cell_of(self.units_max() * UNIT)
+    }
+
     fn find(self: &Arc<Self>, units: u64) -> Outcome<Option<Run>> {
         let mut slabs = lock(&self.slabs);
         let free = |slab: &Slab| Some((place_in(slab.used, units)?, slab.memory.memory()?.clone()));
@@ -186,8 +191,7 @@ impl Run {
 
     /// Bytes of one of its cells.
     pub(super) fn cell(&self) -> u32 {
-        // At most SLOT_BYTES / CELLS.
-        u32::try_from(self.bytes() / CELLS as u64).unwrap_or(4096)
+        cell_of(self.bytes())
     }
 }
 
@@ -195,6 +199,11 @@ impl Drop for Lease {
     fn drop(&mut self) {
         self.slots.give(self);
     }
+}
+
+/// Bytes of a cell of a slot of so many, at most `SLOT_BYTES / CELLS`.
+fn cell_of(bytes: u64) -> u32 {
+    u32::try_from(bytes / CELLS as u64).unwrap_or(4096)
 }
 
 /// `units` ones.

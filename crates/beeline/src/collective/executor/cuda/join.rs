@@ -9,7 +9,7 @@ use beeline_core::reason::{Code, Reason};
 use beeline_sys::cuda::collective::{
     Comm, IpcMapping, RANKS_MAX, chunk_bytes, line_at, line_span, ll_blocks, push_at, window_bytes,
 };
-use beeline_sys::cuda::{DeviceAttribute, DeviceMem, HostRegistration, Stream as Handle};
+use beeline_sys::cuda::{DeviceMem, HostRegistration, Stream as Handle};
 
 use super::registered::Registered;
 use super::verify::{self, Probe};
@@ -46,10 +46,10 @@ pub(super) fn join(setup: &mut Setup<'_>) -> Result<Cuda> {
         given.iter().map(|one| Offer::decode(&one.bytes).unwrap_or(Offer::UNFIT)).collect();
     let joined = own.and_then(|own| own.connect(setup, &offers));
     // Everybody goes one way. It is also the barrier behind which all windows are clear and mapped.
-    let fabric = joined.as_ref().is_ok_and(|cuda| cuda.comm.line_span > 0);
+    let fabric = joined.as_ref().is_ok_and(|cuda| cuda.comm.atomics != 0);
     let answers = (setup.exchange)(&[u8::from(joined.is_ok()), u8::from(fabric)], Vec::new())?;
     let first = answers.iter().position(|answer| answer.bytes.first() != Some(&1));
-    let lines = answers.iter().all(|answer| answer.bytes.get(1) == Some(&1));
+    let fabric = answers.iter().all(|answer| answer.bytes.get(1) == Some(&1));
     match (joined, first) {
         // Not to be hidden behind the slow path.
         (Err(error), _) if error.code() == CROWDED => Err(error),
@@ -60,8 +60,8 @@ pub(super) fn join(setup: &mut Setup<'_>) -> Result<Cuda> {
         )
         .with_reasons(vec![Reason::with(Code::P2pNotCapable, format!("rank {rank}"))])),
         (Ok(mut cuda), None) => {
-            if !lines {
-                cuda.comm.line_span = 0;
+            if !fabric {
+                (cuda.comm.atomics, cuda.comm.line_span) = (0, 0);
             }
             // Made now: later, making them may wait for a kernel that waits for a rank of the same thread.
             cuda.lanes = direct::lanes(&cuda).unwrap_or_default();
@@ -176,12 +176,10 @@ impl Own {
         comm.line_at = line_at(setup.ranks);
         let others = offers.iter().filter(|offer| offer.device != self.offer.device);
         if setup.ranks > 1 && others.into_iter().all(|offer| has_fabric(device, offer)) {
-            comm.line_span = line_span(setup.ranks);
+            (comm.atomics, comm.line_span) = (1, line_span(setup.ranks));
         }
         let visible = (0..setup.ranks).filter(|r| !process_is_gone(setup.control.process(*r)));
         let counts = context.has_stream_waits();
-        let processors = context.device().attribute(DeviceAttribute::MULTIPROCESSOR_COUNT);
-        let few_blocks = u32::try_from(processors).unwrap_or(0) / 4;
         let registered = Registered::new(&context, setup.ranks)?;
         Ok(Cuda {
             visible: visible.collect(),
@@ -198,7 +196,6 @@ impl Own {
             counts,
             blocks: 0,
             ends: None,
-            few_blocks,
             kernels: Vec::new(),
             lanes: direct::Lanes::new(),
             copied: 0,

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use beeline_sys::cuda::collective::{
-    ADMIT_AT_ONCE, ADMIT_HEARD, ADMIT_NEVER, Element, KernelSet, LINE_THREADS, LINE_THREADS_FEW,
-    LL_SPAN_MAX, LL_SPAN_MIN, LL_THREADS_MAX, LL_THREADS_MORE, MoveArgs, Operator, PUSH_BLOCKS,
-    PUSH_THREADS, Part, ReduceArgs, Shape, Way, chunk_bytes, line_blocks, line_bytes_max,
-    line_messages, ll_blocks, ll_span,
+    ADMIT_AT_ONCE, ADMIT_HEARD, ADMIT_NEVER, ADMIT_THERE, Element, KernelSet, LINE_THREADS,
+    LINE_THREADS_FEW, LL_SPAN_MAX, LL_SPAN_MIN, LL_THREADS_MAX, LL_THREADS_MORE, MoveArgs,
+    Operator, PUSH_BLOCKS, PUSH_THREADS, Part, ReduceArgs, Shape, Way, chunk_bytes, line_blocks,
+    line_bytes_max, line_messages, ll_blocks, ll_span,
 };
 use beeline_sys::cuda::{DeviceMem, Stream as Handle};
 
@@ -27,6 +27,9 @@ const LINES_FEW_ONE_WAY_MAX: u64 = 8 << 20;
 /// A launch of parts up to this many bytes may start while the kernel before it still runs: it saves a microsecond. Larger
 /// ones do not miss it, and the room that waiting blocks take may be somebody else's.
 const EARLY_MAX: u64 = 8 << 20;
+/// A launch of parts up to this many bytes is one block of 96 threads, which finds room beside any block of our other kernels that
+/// start early (544 threads of at most 96 registers).
+const TINY_MAX: u64 = 512;
 /// Up to this many bytes an all-reduce of more than two ranks gives every rank every input; above, each
 /// reduces one part.
 const ONE_SHOT_MAX: u64 = 32 << 10;
@@ -62,7 +65,8 @@ impl Cuda {
             *part = part_of(call, (self.rank, peer), (input, output), bytes);
             (part.send_word, part.recv_word) = (word, word);
         }
-        self.launch_moves(&mut args, stream, &held)
+        let mutual = matches!(call.kind, Collective::AllGather | Collective::AllToAll);
+        self.launch_moves(&mut args, mutual, stream, &held)
     }
 
     /// Everybody tells everybody what it does, with eight bytes of nothing.
@@ -82,7 +86,7 @@ impl Cuda {
                 recv_word: word,
             };
         }
-        self.launch_moves(&mut args, stream, &[])
+        self.launch_moves(&mut args, true, stream, &[])
     }
 
     /// Sends and receives, in as many launches as [`launches`] says, and in each small parts before large ones.
@@ -128,15 +132,17 @@ impl Cuda {
                     self.rank, own.send_bytes, own.recv_bytes
                 )));
             }
-            self.launch_moves(&mut args, stream, &held)?;
+            self.launch_moves(&mut args, false, stream, &held)?;
         }
         Ok(())
     }
 
-    /// Parts that travel alike in one kernel, small ones before large ones.
+    /// Parts that travel alike in one kernel, small ones before large ones. `mutual`: every rank sends something to every
+    /// other one, and all parts are equal.
     fn launch_moves(
         &mut self,
         args: &mut MoveArgs,
+        mutual: bool,
         stream: &Handle,
         held: &[Arc<DeviceMem>],
     ) -> Result<()> {
@@ -155,7 +161,7 @@ impl Cuda {
                 let both = sends && others().any(|(part, _)| part.recv_bytes > 0);
                 let few_max = if both { LINES_FEW_MAX } else { LINES_FEW_ONE_WAY_MAX };
                 let shape = self.shape(way, most, few_max);
-                args.comm.admits = self.admits(shape);
+                args.comm.admits = self.admits(shape, most, mutual);
                 self.move_parts(args, shape, stream, held)?;
             }
         }
@@ -206,7 +212,7 @@ impl Cuda {
             *place =
                 Part { send: own, send_bytes: part, recv, recv_bytes: part, send_word, recv_word };
         }
-        self.launch_moves(&mut args, stream, work.held)?;
+        self.launch_moves(&mut args, true, stream, work.held)?;
         if done == work.bytes {
             return Ok(());
         }
@@ -240,7 +246,8 @@ impl Cuda {
         };
         args.comm.call = work.packed;
         let shape = self.shape(self.way(work.bytes, true), work.bytes, 0);
-        args.comm.admits = self.admits(shape);
+        let mutual = shot.send_mask == shot.recv_mask;
+        args.comm.admits = self.admits(shape, work.bytes, mutual);
         self.reduce(set, &args, shape, stream, work.held)
     }
 
@@ -293,13 +300,30 @@ impl Cuda {
         Shape { way, blocks: blocks as u32, threads, early: self.early && most <= EARLY_MAX }
     }
 
-    /// When a kernel lets blocks of the next one start, whoever's that is.
-    const fn admits(&self, shape: Shape) -> u32 {
-        match shape.early {
-            false => ADMIT_NEVER,
-            true if shape.blocks <= self.few_blocks => ADMIT_AT_ONCE,
-            true => ADMIT_HEARD,
-        }
+    /// When a kernel whose largest part has `most` bytes lets blocks of the next one start, whoever's that is.
+    fn admits(&self, shape: Shape, most: u64, mutual: bool) -> u32 {
+        let rounds = match shape.way {
+            Way::Lines => line_messages(self.ranks, most),
+            Way::Packets | Way::Push => 1,
+        };
+        let all = mutual || self.ranks <= 2;
+        let way = shape.early.then_some(shape.way);
+        admits(way, most <= TINY_MAX, self.comm.atomics != 0 && all, rounds)
+    }
+}
+
+/// When a kernel that travels by `way` lets the next one start (`None`: it must not). `tiny`: as [`TINY_MAX`] says. `meets`: its
+/// blocks tell each other of their room, and it exchanges something with every rank that its peers exchange something
+/// with. `rounds`: messages of its largest part.
+const fn admits(way: Option<Way>, tiny: bool, meets: bool, rounds: u64) -> u32 {
+    match way {
+        // Kernels of chunks fill multiprocessors, and have no words by which their blocks meet.
+        None | Some(Way::Push) => ADMIT_NEVER,
+        Some(Way::Packets) if tiny => ADMIT_AT_ONCE,
+        Some(_) if meets => ADMIT_THERE,
+        // Who goes on to a second round waits for ranks that this one may not hear from.
+        Some(_) if rounds > 1 => ADMIT_NEVER,
+        Some(_) => ADMIT_HEARD,
     }
 }
 
@@ -418,6 +442,26 @@ mod tests {
     use crate::config::SimConfig;
     use crate::core::addr::DevicePtr;
     use crate::gpu::Gpu;
+
+    #[test]
+    fn who_lets_the_next_kernel_start() {
+        let (packets, lines, push) = (Some(Way::Packets), Some(Way::Lines), Some(Way::Push));
+        for (way, tiny, meets, rounds, expected) in [
+            (None, true, true, 1, ADMIT_NEVER),
+            (push, true, true, 1, ADMIT_NEVER),
+            (push, false, false, 1, ADMIT_NEVER),
+            (packets, true, true, 1, ADMIT_AT_ONCE),
+            (packets, true, false, 1, ADMIT_AT_ONCE),
+            (packets, false, true, 1, ADMIT_THERE),
+            (packets, false, false, 1, ADMIT_HEARD),
+            (lines, true, true, 1, ADMIT_THERE),
+            (lines, false, true, 3, ADMIT_THERE),
+            (lines, false, false, 1, ADMIT_HEARD),
+            (lines, false, false, 2, ADMIT_NEVER),
+        ] {
+            assert_eq!(admits(way, tiny, meets, rounds), expected, "{way:?} {meets} {rounds}");
+        }
+    }
 
     #[test]
     fn places_have_the_bytes_of_the_call() {
