@@ -21,7 +21,7 @@ struct BulkShared {
 // looks whether anybody has given up.
 constexpr u64 LEAVE_NS = 50000000;
 constexpr u32 BULK_LOOK = 32;
-constexpr u64 STORES_LOOK = 1 << 20;
+constexpr u64 STORES_LOOK = 1 << 17;
 
 struct DirectShared {
     u64 place;    // of the part that is sent next; 0: slots

@@ -66,11 +66,11 @@ DEVICE bool push_begin(const Comm &c, PushShared &s, u32 headers_to, u32 headers
     if (p == 0) s.takers_bad = s.direct.straight = s.direct.came = 0, s.over = over;
     if (p < GROUPS) s.senders_bad[p] = s.chunks_sent[p] = 0;
     if (p < c.ranks) s.taken[p] = 0;
-    if (p < c.ranks && p != c.rank && over == 0) {
+    if (p < c.ranks && p != c.rank) {
         Quad calls = load_packet(own + AT_CALLS + p * 16), q = load_packet(own + push_counters(p));
         s.counters[p] = Counters{q.x, q.y, q.z, q.w};
         s.headers[p] = Expected{in, calls.y + 1, first & headers_from >> p & 1};
-        if (first && headers_to >> p & 1) send_header(c, p, calls.x + 1, out);
+        if (over == 0 && first && headers_to >> p & 1) send_header(c, p, calls.x + 1, out);
     }
     barrier(0, block_threads());
     return read(s.over) == 0;

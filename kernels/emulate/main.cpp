@@ -312,16 +312,19 @@ int main() {
     for (Way way : WAYS)
         for (u32 when : {ADMIT_NEVER, ADMIT_AT_ONCE, ADMIT_HEARD, ADMIT_THERE})
             for (bool one_way : {false, true}) admissions(way, when, one_way);
-    for (u32 start : {0u, 0xfffffffdu, 0xffffffffu}) {
-        counters_at = start;
-        for (u64 bytes : {5000ull, 70001ull})
-            for (u32 n : {2u, 3u}) straight(n, bytes, bytes % 2);
-        straight(8, 40000, 0);
-        straight_troubles();
+    straight(2, 70001, 1);
+    straight(3, 40000, 0);
+    straight(8, 40000, 0);
+    straight_troubles();
+    straight_late();
+    straight_changes();
+    for (u32 start : {0xfffffffdu, 0xffffffffu}) { // by stores
+        counters_at = start, host_has_bulk = false;
+        straight(2, 40000, 0);
         straight_late();
-        straight_changes();
-        host_has_bulk = !host_has_bulk;
     }
+    straight_troubles();
+    host_has_bulk = true;
     for (u32 start : {0xfffffffdu, 0xffffffffu}) // counters wrap on the way
         for (Way way : WAYS) {
             counters_at = start;

@@ -281,7 +281,7 @@ pub(crate) fn emulation(folder: &Path, into: &Path) -> (Command, Command) {
     build.args(["-O1", "-std=c++17", "-pthread", "-o"]).arg(&program).arg(source).arg("-latomic");
     // A protocol that was broken may wait for ever.
     let mut run = Command::new("timeout");
-    run.arg("300").arg(program);
+    run.arg("600").arg(program);
     (build, run)
 }
 

@@ -227,6 +227,11 @@ pub(crate) fn comm_early() -> bool {
     number("BEELINE_COMM_EARLY") != Some(0)
 }
 
+/// Whether large parts go straight into registered memory of other ranks (`BEELINE_COMM_STRAIGHT=1`).
+pub(crate) fn comm_straight() -> bool {
+    number("BEELINE_COMM_STRAIGHT").is_some_and(|value| value != 0)
+}
+
 /// Bytes of shared memory of a rank on the staged path.
 pub(crate) fn comm_chunk_bytes() -> Option<u64> {
     number("BEELINE_COMM_CHUNK_BYTES")
@@ -308,6 +313,7 @@ pub fn env_problems() -> Vec<String> {
         "BEELINE_SIM_MEMORY",
         "BEELINE_COMM_TIMEOUT",
         "BEELINE_COMM_EARLY",
+        "BEELINE_COMM_STRAIGHT",
         "BEELINE_COMM_COPY_ENGINE_BYTES",
         "BEELINE_COMM_CHUNK_BYTES",
     ];

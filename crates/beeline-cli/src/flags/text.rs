@@ -51,6 +51,7 @@ Environment (flags win):
   BEELINE_COMM_PATH      staged: collectives go through host memory, auto: as planned (auto)
   BEELINE_COMM_EARLY     0: kernels of collectives start when what was queued before has ended, also where they could wait
                          for that themselves (1)
+  BEELINE_COMM_STRAIGHT  1: large parts of collectives go straight into registered memory of other ranks (0)
   BEELINE_COMM_COPY_ENGINE_BYTES  from so many bytes to one device on, copies carry what is only moved, where one group
                          has the calls of all ranks (128M)
   BEELINE_COMM_CHUNK_BYTES  shared memory of a rank on the staged path, 64K to 16M (1M)

@@ -222,7 +222,7 @@ pub struct MoveArgs {
 
 /// Registrations of one rank that others map.
 pub const DIRECT_ENTRIES: usize = 64;
-/// Bits of an entry's generation, which is never 0.
+/// Bits that offers and tables have of an entry's generation.
 pub const GENERATION_BITS: u32 = 21;
 const OFFER_ENTRY: u32 = 57;
 const OFFER_GENERATION: u32 = 36;

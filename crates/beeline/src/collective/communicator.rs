@@ -296,7 +296,8 @@ impl Communicator {
         })
     }
 
-    /// Says that calls will often receive in this memory; a hint, and of this rank alone. Other ranks then store large
+    /// Says that calls will often receive in this memory; a hint, and of this rank alone. It does nothing but where
+    /// [`Settings::straight`] is set (`BEELINE_COMM_STRAIGHT=1`). Other ranks for which it is set, too, then store large
     /// parts of moves straight into it, where it is device memory of one `cudaMalloc` on the rank's own device (between ranks of
     /// one process also other device memory that the sender's device reaches) and begins at a multiple of 16 bytes. At
     /// most 64 registrations of a rank count at a time. May wait for the device, as freeing memory does.

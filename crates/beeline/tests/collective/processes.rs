@@ -21,8 +21,8 @@ fn rank_process() {
         .map(|c| u8::from_str_radix(std::str::from_utf8(c).unwrap(), 16).unwrap())
         .collect();
     let id = UniqueId::from_bytes(&bytes.try_into().unwrap()).unwrap();
-    let comm =
-        Communicator::join(&id, rank, ranks, &gpu_of(rank, ranks), &settings(|_| {})).unwrap();
+    let settings = settings(|settings| settings.straight = dies == REGISTERED);
+    let comm = Communicator::join(&id, rank, ranks, &gpu_of(rank, ranks), &settings).unwrap();
     if dies == REGISTERED {
         return crate::straight::rank(&comm);
     }

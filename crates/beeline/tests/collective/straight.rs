@@ -147,7 +147,7 @@ fn exchange(
 
 #[test]
 fn threads_write_registered_memory() {
-    let job = Job::new(RANKS);
+    let job = Job::with(RANKS, &settings(|settings| settings.straight = true));
     std::thread::scope(|scope| {
         job.comms.iter().for_each(|comm| drop(scope.spawn(|| rank(comm))));
     });

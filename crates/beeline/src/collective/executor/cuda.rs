@@ -52,6 +52,8 @@ pub(crate) struct Cuda {
     pinned: Arc<HostRegistration>,
     /// Whether kernels may start early.
     early: bool,
+    /// Whether registered memory is offered, and that of others mapped.
+    straight: bool,
     /// Whether a stream can wait for a number of blocks.
     counts: bool,
     /// Blocks that the kernels of packets and lines will have counted once all that is queued is done.
@@ -159,7 +161,8 @@ impl Cuda {
         while !tail.is_done() && Instant::now() < deadline {
             std::thread::sleep(CLOSE_PAUSE);
         }
-        if tail.is_done() {
+        // Unmapping waits for the device, whatever runs there: only where the caller has time.
+        if tail.is_done() && Instant::now() < deadline {
             // Nobody but this rank's kernels used what it has mapped of the others' memory.
             self.registered.end();
         }

@@ -99,6 +99,9 @@ pub struct Settings {
     /// Whether kernels of small calls may start while what was queued before them still runs, and wait for its end themselves,
     /// where the device has instructions for that. What a program sees is the same; graphs have programmatic edges then.
     pub early: bool,
+    /// Whether registering memory does anything: large parts that are only moved then go straight into it
+    /// ([`Communicator::register`](super::Communicator::register)). Each rank's own affair.
+    pub straight: bool,
     /// Always through host memory, also where the devices reach each other.
     pub staged: bool,
     /// What is to go wrong, for tests of programs that must bear it.
@@ -115,6 +118,7 @@ impl Default for Settings {
             channels: 0,
             copy_engine_bytes: None,
             early: true,
+            straight: false,
             staged: false,
             faults: Faults::default(),
         }
@@ -123,7 +127,7 @@ impl Default for Settings {
 
 impl Settings {
     /// The defaults, overridden by `BEELINE_COMM_TIMEOUT` (seconds, for both deadlines), `BEELINE_COMM_PATH` (`staged`),
-    /// `BEELINE_COMM_EARLY` (0), `BEELINE_COMM_COPY_ENGINE_BYTES` and `BEELINE_COMM_CHUNK_BYTES`.
+    /// `BEELINE_COMM_EARLY` (0), `BEELINE_COMM_STRAIGHT` (1), `BEELINE_COMM_COPY_ENGINE_BYTES` and `BEELINE_COMM_CHUNK_BYTES`.
     pub fn from_env() -> Self {
         Self::default().overridden()
     }
@@ -141,6 +145,7 @@ impl Settings {
         }
         settings.staged = config::comm_staged();
         settings.early = config::comm_early();
+        settings.straight = config::comm_straight();
         settings.copy_engine_bytes = config::comm_copy_engine_bytes();
         settings.chunk_bytes = config::comm_chunk_bytes().unwrap_or(settings.chunk_bytes);
         settings

@@ -193,6 +193,7 @@ impl Own {
             control: Arc::clone(&setup.control),
             pinned: self.pinned,
             early: setup.settings.early,
+            straight: setup.settings.straight && setup.ranks > 1,
             counts,
             blocks: 0,
             ends: None,

@@ -86,6 +86,8 @@ struct Covers {
 struct Known {
     changes: u64,
     entries: Vec<Entry>,
+    /// Of them that can be written.
+    there: usize,
 }
 
 /// An entry of a peer's as it was when it was looked at.
@@ -111,7 +113,7 @@ struct Mapping {
 impl Registered {
     pub(super) fn new(context: &Arc<Context>, ranks: u32) -> Result<Self> {
         let entries = || std::iter::repeat_with(Entry::default).take(DIRECT_ENTRIES).collect();
-        let known = || Known { changes: 0, entries: entries() };
+        let known = || Known { changes: 0, entries: entries(), there: 0 };
         let memory = HostMem::anonymous(PRIVATE_BYTES);
         let memory = memory.map_err(|error| Error::io("make memory of a communicator", error))?;
         let memory = Arc::new(memory);
@@ -160,7 +162,7 @@ impl Registered {
 impl Cuda {
     /// Offers the memory to senders from now on. What cannot be offered goes through slots, as ever.
     pub(in crate::collective) fn register(&mut self, ptr: DevicePtr, len: u64) {
-        if self.ranks < 2 {
+        if !self.straight {
             return;
         }
         if let Err(error) = self.try_register(ptr, len) {
@@ -276,23 +278,27 @@ impl Cuda {
 
     /// Completes the arguments of a kernel of chunks: what this rank offers, and what it has mapped of the others' memory.
     pub(super) fn straighten(&mut self, args: &mut PushMoveArgs) {
-        if self.ranks < 2 {
+        if !self.straight {
             return;
         }
         let host = self.registered.pinned.device_ptr().as_u64();
         (args.straight, args.table) = (host, host + MAPPED);
+        let registered = &self.registered;
+        let owns = registered.own.iter().any(|one| one.covers.is_some());
+        if !owns && registered.peers.iter().all(|known| known.there == 0) {
+            return;
+        }
         let parts = args.moves.parts;
         for ((peer, part), place) in (0_u32..).zip(&parts).zip(&mut args.offers) {
             let takes = (part.recv, part.recv_bytes);
             // What is sent in place must not be overwritten before it has been read.
             let sent =
                 |one: &Part| one.send_bytes > 0 && overlaps((one.send, one.send_bytes), takes);
-            if peer != self.rank && part.recv_bytes > 0 && !parts.iter().any(sent) {
+            if owns && peer != self.rank && part.recv_bytes > 0 && !parts.iter().any(sent) {
                 *place = self.offer(part.recv, part.recv_bytes);
             }
             let known = self.registered.peers.get(peer as usize);
-            let some = known.is_some_and(|known| known.entries.iter().any(|one| one.there));
-            if some && part.send_bytes > 0 {
+            if known.is_some_and(|known| known.there > 0) && part.send_bytes > 0 {
                 args.mapped |= 1 << peer;
             }
         }
@@ -331,6 +337,9 @@ impl Cuda {
     /// Maps what the others have registered since the last time, and puts aside what they have no more. May wait for the
     /// device: nothing of the present group is queued yet.
     pub(in crate::collective) fn prepare(&mut self) {
+        if !self.straight {
+            return;
+        }
         let own = self.rank;
         for rank in (0..self.ranks).filter(|rank| *rank != own) {
             let Some(known) = self.registered.peers.get(rank as usize) else { continue };
@@ -341,8 +350,11 @@ impl Cuda {
             }
             // All of them, also behind one that has to wait.
             let open = (0..DIRECT_ENTRIES).filter(|index| !self.look(rank, *index)).count();
-            if let (0, Some(known)) = (open, self.registered.peers.get_mut(rank as usize)) {
-                known.changes = changes;
+            if let Some(known) = self.registered.peers.get_mut(rank as usize) {
+                known.there = known.entries.iter().filter(|one| one.there).count();
+                if open == 0 {
+                    known.changes = changes;
+                }
             }
         }
     }
@@ -360,7 +372,12 @@ impl Cuda {
         let old = std::mem::replace(one, Entry { generation, ..Entry::default() });
         // A kernel that reads the table now finds no entry rather than half of one.
         self.write(slot + 8, 0);
-        self.registered.gone.extend(old.mapping);
+        let known = |one: &Mapping| {
+            self.registered.gone.iter().any(|gone| Arc::ptr_eq(&gone.ipc, &one.ipc))
+        };
+        // Once for all of its registrations.
+        let gone = old.mapping.filter(|one| !known(one));
+        self.registered.gone.extend(gone);
         if generation == 0 {
             return true;
         }
