@@ -1,7 +1,8 @@
 //! What signals do to a command.
 //!
 //! - SIGINT, SIGTERM and SIGHUP cancel: what is in flight is given up, and temporary files go. Another SIGINT or SIGTERM exits
-//!   at once. A second SIGHUP does not: a terminal that closes may send one from the kernel and one from its shell.
+//!   at once. So does another SIGHUP, but one within a second, since a terminal that closes may send one from the kernel and one
+//!   from its shell.
 //! - One of these that the command was started to ignore (`nohup`, a shell's background job) stays ignored.
 //! - SIGXFSZ is an error of the write, and SIGPIPE one too: the runtime ignores that one from the start.
 //! - SIGQUIT, as every other, goes its own way: who sends it wants the core dump of this moment.
@@ -10,6 +11,7 @@ use std::fs;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::{Duration, Instant};
 
 use beeline::storage::CancelToken;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
@@ -17,6 +19,9 @@ use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
 use crate::failure::EXIT_SIGNAL;
+
+/// Hang-ups that come closer together are of one terminal.
+const HANG_UPS_APART: Duration = Duration::from_secs(1);
 
 /// Makes a file beyond the limit of file sizes fail with `EFBIG`. The signal's own way would end the
 /// process without a word, and leave a temporary file where there are no nameless ones.
@@ -53,7 +58,12 @@ impl Watch {
         let watch = Self { token: CancelToken::new(), received: Arc::default() };
         let (token, received) = (watch.token.clone(), Arc::clone(&watch.received));
         std::thread::Builder::new().name("beeline-signal".to_owned()).spawn(move || {
+            let mut first = None;
             for signal in signals.forever() {
+                let since = first.get_or_insert_with(Instant::now).elapsed();
+                if signal == SIGHUP && since >= HANG_UPS_APART {
+                    signal_hook::low_level::exit(i32::from(EXIT_SIGNAL) + SIGHUP);
+                }
                 received.store(u8::try_from(signal).unwrap_or(0), Ordering::SeqCst);
                 token.cancel();
             }

@@ -97,7 +97,7 @@ impl Context {
         Ok(gpu)
     }
 
-    /// A token that the first SIGINT, SIGTERM or SIGHUP cancels; another ends the process at once.
+    /// A token that the first SIGINT, SIGTERM or SIGHUP cancels; `signal` says what another does.
     ///
     /// # Errors
     /// What installing the signal handlers says.

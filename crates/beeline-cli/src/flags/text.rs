@@ -28,8 +28,8 @@ Exit codes:
   0    done
   1    failed: a file is missing, a device is full, a tensor differs, no route is open, ...
   2    refused: a wrong command line, or an input that no retry makes acceptable
-  130  ended by SIGINT (143 by SIGTERM, 129 by SIGHUP); a second one of the first two exits at
-       once, without cleaning up
+  130  ended by SIGINT (143 by SIGTERM, 129 by SIGHUP); another one (a SIGHUP: a second later) exits
+       at once, without cleaning up
 
 Environment (flags win):
   BEELINE_POOL_BYTES     most pinned host memory in use at once (256M)
@@ -40,7 +40,7 @@ Environment (flags win):
                          staging memory of a local link to GPU memory that cannot be shared (8, 2M)
   BEELINE_STALL_SECONDS  give up a transfer that finishes nothing for so long (60)
   BEELINE_IO_URING       0 forbids io_uring
-  BEELINE_LOG            messages of the drop-in libcufile: error, warn, info, debug
+  BEELINE_LOG            messages of the drop-in libraries: error, warn, info, debug
   BEELINE_CUFILE_STATS   folder where it leaves statistics for `beeline cufile stats`
   BEELINE_CUFILE_WAIT    how it waits for copies: driver, word, event
   BEELINE_CUFILE_VERSION version it reports, as 1200
