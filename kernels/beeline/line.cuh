@@ -196,7 +196,7 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
     begin_early(a, s.ll, takes, mine);
     u64 word_out = peer < c.ranks ? a.parts[peer].send_word : 0, word_in = peer < c.ranks ? a.parts[peer].recv_word : 0;
     bool good = line_begin(c, s, sends, takes, to, from, word_out, word_in);
-    if (good && takes == 0 && most_out <= room) admit(c, ADMIT_HEARD);
+    if (good && takes == 0 && most_out <= room) admit(c, s.ll, ADMIT_HEARD);
     const LinePart &own = s.in[c.rank];
     // The own part is copied by those who take, if they have to wait for nothing, or if it is much; else by those who send.
     bool by_takers = senders == 0 || rounds_in == 0 || own.bytes > LINE_OWN_MAX;
@@ -240,7 +240,7 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
                     Pair v[MOST];
                     int count = g + takers < groups ? 2 : 1;
                     good = line_take<MOST>(c, s.ll, l, p, number, g, takers, count, v);
-                    if (good && g == 0 && round == 0 && (heard |= 1u << p) == takes) admit(c, ADMIT_HEARD);
+                    if (good && g == 0 && round == 0 && (heard |= 1u << p) == takes) admit(c, s.ll, ADMIT_HEARD);
 #pragma unroll
                     for (int k = 0; k < MOST; k++) {
                         u64 offset = ((u64)round * room + g + k * takers) * LINE_GROUP;
@@ -269,7 +269,7 @@ DEVICE void line_reduce(const ReduceArgs &a, LineShared &s) {
     Weigh w = weigh<T>(a);
     Weighed<T, OP> weighed = {w};
     bool good = line_begin(c, s, a.send_mask, a.recv_mask, a.send_mask, a.recv_mask, a.word, a.word);
-    if (good && a.recv_mask == 0 && rounds <= 1) admit(c, ADMIT_HEARD);
+    if (good && a.recv_mask == 0 && rounds <= 1) admit(c, s.ll, ADMIT_HEARD);
     if (good && works && warp < senders) {
 #pragma unroll 1
         for (u32 round = 0; good && round < rounds; round++) {
@@ -324,7 +324,7 @@ DEVICE void line_reduce(const ReduceArgs &a, LineShared &s) {
                     }
                 }
                 // One from every peer.
-                if (good && g == 0 && round == 0) admit(c, ADMIT_HEARD);
+                if (good && g == 0 && round == 0) admit(c, s.ll, ADMIT_HEARD);
 #pragma unroll
                 for (int k = 0; k < MOST; k++) {
                     u32 group = round * room + g + k * takers;

@@ -14,12 +14,15 @@ struct LlShared {
     // thread found by the end.
     u32 refused, bad;
     u32 over; // something of every peer has been taken, or never will
+    u32 ready; // there is room for what is sent
+    u32 announced; // the peers have been told of this block, and it is counted
     u32 warm; // of nobody's interest
 };
 constexpr u32 LL_READY = 2; // id of a barrier
 
-DEVICE void admit(const Comm &c, u32 when) {
-    if (c.admits == when) admit_next();
+// Not before the own announcement is counted: that of the next kernel must come behind it.
+DEVICE void admit(const Comm &c, const LlShared &s, u32 when) {
+    if (c.admits == when && read(s.announced)) admit_next();
 }
 
 DEVICE u64 ll_counters(const Comm &c, u32 peer) {
@@ -67,13 +70,23 @@ DEVICE void begin_early(const Args &a, LlShared &s, u32 takes, u32 mine) {
         for (u32 i = 0; i < sizeof a / 4; i += 16) all ^= words[i];
         set(s.warm, all);
     }
-    if (thread_index() == 0) s.refused = s.bad = s.over = 0;
+    if (thread_index() == 0) s.refused = s.bad = s.over = s.ready = s.announced = 0;
     barrier(0, block_threads());
     // Behind the barrier, so that those who move data do not wait for it (two tenths of a microsecond on an H200).
-    bool there = thread_index() >= ll_workers() && ll_meet(a.comm, s, takes, ll_announce(a.comm, mine));
+    bool there = false;
+    if (thread_index() >= ll_workers()) {
+        u32 called = ll_announce(a.comm, mine);
+        // A warp issues in order: who stores what the addition answered has it.
+        set(s.warm, called);
+        warp_barrier();
+        if (thread_index() == ll_workers()) set(s.announced, 1);
+        there = ll_meet(a.comm, s, takes, called);
+    }
     after_earlier();
-    if (there && thread_index() == ll_workers()) admit_next();
-    if (thread_index() == 0) admit(a.comm, ADMIT_AT_ONCE);
+    if (thread_index() == ll_workers()) {
+        if (there) admit_next();
+        admit(a.comm, s, ADMIT_AT_ONCE);
+    }
 }
 
 // Reads this block's counters, waits for a free slot at each peer that gets something from this block, and
@@ -89,6 +102,11 @@ DEVICE bool ll_begin(const Comm &c, LlShared &s, u32 sends, u32 takes, u32 heade
         u32 p = thread_index() - ll_workers();
         // The others go on without this warp until the end.
         if (first && p < c.ranks && headers_from >> p & 1) s.checks[p] = Expected{in, load_packet(own + AT_CALLS + p * 16).y + 1, 1};
+        if (c.admits == ADMIT_THERE && takes == 0) {
+#pragma unroll 1
+            while (!warp_all(read(s.ready) | read(s.over))) relax();
+            if (p == 0 && read(s.ready)) admit_next();
+        }
         return true;
     }
     if (thread_index() < 32) {
@@ -105,7 +123,7 @@ DEVICE bool ll_begin(const Comm &c, LlShared &s, u32 sends, u32 takes, u32 heade
         }
     }
     barrier(LL_READY, ll_workers());
-    if (thread_index() == 0 && takes == 0 && s.refused == 0) admit(c, ADMIT_THERE);
+    if (thread_index() == 0 && s.refused == 0) set(s.ready, 1);
     return s.refused == 0;
 }
 
@@ -224,7 +242,7 @@ DEVICE void ll_move(const MoveArgs &a, LlShared &s) {
         }
     }
     // The first thread has taken its packets from every peer.
-    if (good && thread_index() == 0) admit(c, ADMIT_HEARD);
+    if (good && thread_index() == 0) admit(c, s, ADMIT_HEARD);
     ll_end(c, s, good, sends, takes, from);
 }
 
@@ -273,6 +291,6 @@ DEVICE void ll_reduce(const ReduceArgs &a, LlShared &s) {
         }
         if (good) store8(a.out + start + i * 8, bytes - i * 8, unit.result(w));
     }
-    if (good && thread_index() == 0) admit(c, ADMIT_HEARD);
+    if (good && thread_index() == 0) admit(c, s, ADMIT_HEARD);
     ll_end(c, s, good, a.send_mask, a.recv_mask, a.recv_mask);
 }

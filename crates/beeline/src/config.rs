@@ -305,7 +305,10 @@ pub fn env_problems() -> Vec<String> {
         "BEELINE_CHUNK_BYTES",
         "BEELINE_QUEUE_DEPTH",
         "BEELINE_STALL_SECONDS",
+        "BEELINE_STAGE_SLOTS",
+        "BEELINE_STAGE_SLOT_BYTES",
         "BEELINE_IO_URING",
+        "BEELINE_CUFILE_VERSION",
         "BEELINE_SIM_DEVICES",
         "BEELINE_SIM_MEMORY",
         "BEELINE_COMM_TIMEOUT",
@@ -314,11 +317,21 @@ pub fn env_problems() -> Vec<String> {
         "BEELINE_COMM_COPY_ENGINE_BYTES",
         "BEELINE_COMM_CHUNK_BYTES",
     ];
+    const WORDS: &[(&str, &[&str])] = &[
+        ("BEELINE_COMM_PATH", &["auto", "staged"]),
+        ("BEELINE_CUFILE_WAIT", &["driver", "word", "event"]),
+    ];
     let mut problems: Vec<String> = NUMBERS
         .iter()
         .filter(|name| text(name).is_some() && number(name).is_none())
         .map(|name| format!("{name}={}", text(name).unwrap_or_default()))
         .collect();
+    let words = WORDS.iter().filter_map(|(name, known)| {
+        text(name)
+            .filter(|word| !known.contains(&word.as_str()))
+            .map(|word| format!("{name}={word}"))
+    });
+    problems.extend(words);
     if let Some(value) = text("BEELINE_SIM_PROFILE")
         && value.parse::<crate::gpu::Profile>().is_err()
     {

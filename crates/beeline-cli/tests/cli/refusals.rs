@@ -205,11 +205,21 @@ fn a_flag_that_would_be_ignored_by_a_plan_is_refused() {
 
 #[test]
 fn a_setting_in_the_environment_that_is_none_is_warned_about() {
-    let env = [("BEELINE_POOL_BYTES", "lots"), ("BEELINE_SIM_PROFILE", "odd")];
+    let env = [
+        ("BEELINE_POOL_BYTES", "lots"),
+        ("BEELINE_SIM_PROFILE", "odd"),
+        ("BEELINE_STAGE_SLOTS", "few"),
+        ("BEELINE_STAGE_SLOT_BYTES", "1 page"),
+        ("BEELINE_COMM_PATH", "stagd"),
+        ("BEELINE_CUFILE_WAIT", "spin"),
+        ("BEELINE_CUFILE_VERSION", "1.2"),
+    ];
     let run = beeline_with(&env, &["devices"]).ok();
-    for text in ["BEELINE_POOL_BYTES=lots", "BEELINE_SIM_PROFILE=odd"] {
-        assert!(run.stderr.contains(text), "{run:?}");
+    for (name, value) in env {
+        assert!(run.stderr.contains(&format!("{name}={value}")), "{name}: {run:?}");
     }
+    let env = [("BEELINE_COMM_PATH", "auto"), ("BEELINE_CUFILE_WAIT", "word")];
+    assert!(!beeline_with(&env, &["devices"]).ok().stderr.contains("BEELINE_"));
     let odd: &std::ffi::OsStr = std::os::unix::ffi::OsStrExt::from_bytes(b"8\xff");
     let run: Run = command().arg("devices").env("BEELINE_THREADS", odd).output().unwrap().into();
     assert!(run.ok().stderr.contains("BEELINE_THREADS=8"));

@@ -442,12 +442,14 @@ impl Algorithm {
         match self {
             Self::Local => "nothing leaves the device",
             Self::LowLatency => "every rank pushes its data with the flag in the same store",
-            Self::OneShot => "every rank gets all inputs and reduces them itself",
+            Self::OneShot => {
+                "every rank gets all that it needs at once, and reduces it itself where the call reduces"
+            }
             Self::TwoShot => "every rank reduces one part and gives it to the others",
             Self::CopyEngine => "the copy engine pushes parts to the ranks that own them",
             Self::ScatterGather => "the root scatters, then all ranks gather",
             Self::Direct => "straight from one rank to the other, in chunks",
-            Self::Staged => "through pinned host memory, reduced by the CPU",
+            Self::Staged => "through pinned host memory, where the CPU reduces if the call does",
         }
     }
 }

@@ -166,8 +166,8 @@ fn built(call: &Call, n: u32, (part, most): (u64, u64), route: Algorithm) -> Res
     let whole = matches!(route, Algorithm::LowLatency | Algorithm::OneShot);
     if matches!(route, Algorithm::CopyEngine | Algorithm::ScatterGather) {
         return Err(Reason::with(
-            Code::NotBuilt,
-            "kernels push with stores; what one group has for all ranks may go by copies",
+            Code::AlgorithmUnsuited,
+            "kernels push with stores; copies carry large moves that one group has for all ranks",
         ));
     }
     if route == Algorithm::OneShot && part <= most {

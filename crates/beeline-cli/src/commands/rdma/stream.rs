@@ -2,7 +2,9 @@
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use beeline::verbs::Nic;
@@ -15,7 +17,7 @@ use crate::output;
 /// Where clients come in.
 pub(super) enum Listener {
     Tcp(TcpListener),
-    Unix { listener: UnixListener, path: std::path::PathBuf },
+    Unix { listener: UnixListener, path: PathBuf },
 }
 
 /// A control connection.
@@ -27,7 +29,7 @@ pub(super) enum Stream {
 impl Listener {
     pub(super) fn open(flags: &RdmaServeFlags) -> Result<(Self, Option<Nic>), Failure> {
         if let Some(path) = &flags.nic.local {
-            let listener = UnixListener::bind(path).map_err(|error| connect_error(path, &error))?;
+            let listener = bind(path).map_err(|error| connect_error(path, &error))?;
             listener.set_nonblocking(true).map_err(io_failure)?;
             output::note(&format!("listening on {}", path.display()));
             return Ok((Self::Unix { listener, path: path.clone() }, None));
@@ -70,6 +72,24 @@ impl Listener {
         }
         Err(Failure::failed("timed-out", "the client did not join its NIC within 10 s"))
     }
+}
+
+/// Listens at `path`, also where a server that was killed has left its socket: nobody answers there any more.
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    let taken = match UnixListener::bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => error,
+        other => return other,
+    };
+    // Only a socket refuses a connection like this; a file of another kind stays as well.
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+        _ => return Err(taken),
+    }
+    if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
+        return Err(taken);
+    }
+    std::fs::remove_file(path)?;
+    UnixListener::bind(path)
 }
 
 impl Drop for Listener {
@@ -135,5 +155,28 @@ impl Stream {
             }
         };
         !matches!(read, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_socket_that_nobody_listens_at_is_taken_over() {
+        let folder = std::env::temp_dir().join(format!("beeline-stream-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("s.sock");
+        let first = bind(&path).unwrap();
+        assert_eq!(bind(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert!(UnixStream::connect(&path).is_ok(), "the living one keeps its place");
+        // As a killed process leaves it.
+        drop(first);
+        drop(bind(&path).unwrap());
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "a file").unwrap();
+        assert_eq!(bind(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(std::fs::read(&path).unwrap(), b"a file");
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }
