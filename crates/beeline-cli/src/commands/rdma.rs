@@ -85,6 +85,9 @@ fn serve(flags: &RdmaServeFlags, context: &Context) -> Result<Answer, Failure> {
     answer.line("failed", &output::plural(failed, "client"));
     answer.set("served", served);
     answer.set("failed", failed);
+    if let Some(error) = nic.and_then(|nic| traced(&nic, &flags.nic)) {
+        answer.set("trace_error", error);
+    }
     Ok(answer)
 }
 
@@ -155,7 +158,13 @@ fn checked(completion: Completion) -> Result<Completion, Failure> {
         return Ok(completion);
     }
     let text = format!("{:?} ended with {:?}", completion.op, completion.status);
-    Err(Failure::failed("rdma-failed", text))
+    let failure = Failure::failed("rdma-failed", text);
+    Err(match completion.status {
+        Status::RetryExceeded => {
+            failure.hint("the other side answers no more: look whether it still runs")
+        }
+        _ => failure,
+    })
 }
 
 /// One client, from its first word to its last: it says what it wants, and closes when it is done.
@@ -272,6 +281,9 @@ fn client(
         answer.set("segmentation", segmentation.as_str());
         answer.set("segmentation_text", segmentation.to_string());
     }
+    if let Some(error) = traced(&nic, &flags.nic) {
+        answer.set("trace_error", error);
+    }
     for (text, _) in &rows {
         answer.text.push_str(text);
     }
@@ -322,12 +334,29 @@ fn options(local: IpAddr, flags: &RdmaNicFlags) -> SoftOptions {
     options
 }
 
+/// Why the trace of packets ended early, if it did; told on standard error too.
+fn traced(nic: &Nic, flags: &RdmaNicFlags) -> Option<String> {
+    let error = nic.open().resolved().trace_error?;
+    let path = flags.pcap.as_deref().unwrap_or(Path::new("the trace")).display();
+    output::warn(&format!("{path} ends early, packets after that are missing in it: {error}"));
+    Some(error)
+}
+
 fn connect() -> Connect {
     Connect::default()
 }
 
 fn io_failure(error: io::Error) -> Failure {
-    Failure::failed("io-failed", error.to_string())
+    match error.kind() {
+        // As a socket with a time limit says it.
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            let text = format!("the other side said nothing for {} s", PATIENCE.as_secs());
+            Failure::failed("timed-out", text).hint(
+                "a server serves one client at a time: try again when it is done with another",
+            )
+        }
+        _ => Failure::failed("io-failed", error.to_string()),
+    }
 }
 
 fn connect_error(path: &Path, error: &io::Error) -> Failure {

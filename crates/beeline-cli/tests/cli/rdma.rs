@@ -81,7 +81,7 @@ fn packets_between_two_addresses_leave_a_trace() {
     let (here, there) = (address(2), address(3));
     let folder = folder();
     let trace = folder.path().join("trace.pcap");
-    let server = Server::start(&["--bind", &there, "--port", "0", "--link", "udp", "--count", "3"]);
+    let server = Server::start(&["--bind", &there, "--port", "0", "--link", "udp", "--count", "4"]);
     let port = server.port().to_owned();
     let run = |what, more: &[&str]| {
         let args = ["rdma", what, &there, "--from", &here, "--port", &port, "--link", "udp"];
@@ -93,6 +93,10 @@ fn packets_between_two_addresses_leave_a_trace() {
     let bytes = std::fs::read(&trace).unwrap();
     assert_eq!(bytes[..4], 0xa1b2_3c4d_u32.to_le_bytes());
     assert!(bytes.len() > 24 + 40 * (16 + 28 + 16), "{}", bytes.len());
+    // One that cannot be written does not end the traffic, and is told.
+    let full = run("ping", &["-n", "20", "--pcap", "/dev/full", "--json"]).ok();
+    assert!(full.stderr.contains("/dev/full ends early"), "{full:?}");
+    assert!(full.json()["trace_error"].as_str().unwrap().contains("No space left"), "{full:?}");
     let json = run("bw", &["-n", "20", "--size", "100000", "--json"]).ok().json();
     // A kernel of before 4.18 does not cut.
     let of = json["segmentation"].as_str().unwrap();

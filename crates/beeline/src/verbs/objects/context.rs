@@ -43,6 +43,8 @@ pub struct Resolved {
     pub segmentation: Segmentation,
     /// Of a NIC of the kernel's: which port and GID, and why not another.
     pub port: Option<ibv::PortResolved>,
+    /// Why the trace of packets ended before its NIC: it must not end the traffic.
+    pub trace_error: Option<String>,
 }
 
 /// Something that happens unasked.
@@ -152,7 +154,8 @@ impl Context {
                 let (link, why) = (LinkKind::Kernel, Code::IcrcByNic);
                 let port = Some(device.resolved.clone());
                 let segmentation = Segmentation::Off(NoSegmentation::NoSocket);
-                return Resolved { link, check: Strength::Full, why, segmentation, port };
+                let (check, trace_error) = (Strength::Full, None);
+                return Resolved { link, check, why, segmentation, port, trace_error };
             }
         };
         let why = match (shared.kind, shared.strength) {
@@ -160,8 +163,10 @@ impl Context {
             (_, Strength::Full) => Code::IcrcFull,
             (_, Strength::Half) => Code::IcrcHalf,
         };
-        let segmentation = shared.with(|core| core.segmentation());
-        Resolved { link: shared.kind, check: shared.strength, why, segmentation, port: None }
+        let (segmentation, trace_error) =
+            shared.with(|core| (core.segmentation(), core.trace_error().map(str::to_owned)));
+        let (link, check) = (shared.kind, shared.strength);
+        Resolved { link, check, why, segmentation, port: None, trace_error }
     }
 }
 

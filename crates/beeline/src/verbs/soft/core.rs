@@ -49,6 +49,7 @@ pub(in crate::verbs) struct Core {
     arrivals: Vec<Arrival>,
     sent: Vec<Vec<u8>>,
     pcap: Option<Pcap>,
+    trace_error: Option<String>,
 }
 
 impl Core {
@@ -70,6 +71,7 @@ impl Core {
             arrivals: Vec::new(),
             sent: Vec::new(),
             pcap,
+            trace_error: None,
         }
     }
 
@@ -220,9 +222,10 @@ impl Core {
     /// A trace that cannot be written is ended: it must not end the traffic.
     fn trace(&mut self, path: &beeline_core::roce::Path, datagram: &[u8]) {
         if let Some(pcap) = &mut self.pcap
-            && pcap.write(path, datagram).and_then(|()| pcap.flush()).is_err()
+            && let Err(error) = pcap.write(path, datagram).and_then(|()| pcap.flush())
         {
             self.pcap = None;
+            self.trace_error = Some(error.to_string());
         }
     }
 
@@ -243,6 +246,11 @@ impl Core {
                 }
             }
         }
+    }
+
+    /// Why the trace ended, if it did.
+    pub(in crate::verbs) fn trace_error(&self) -> Option<&str> {
+        self.trace_error.as_deref()
     }
 
     pub(in crate::verbs) fn segmentation(&self) -> Segmentation {
