@@ -44,9 +44,10 @@ pub(crate) struct Comm {
     pub(crate) own: Mutex<HashSet<u64>>,
 }
 
-/// A stream by the driver's handle, by the thread where the handle names a stream of each thread, and by the driver's number
-/// where it tells one: the handle of a destroyed stream is given out again, and the two are not ordered by themselves.
-type Known = ((usize, Option<ThreadId>, Option<u64>), Arc<Stream>);
+/// A stream by the driver's handle, and by the thread where the handle names a stream of each thread. The driver's number of
+/// a stream (`cuStreamGetId`) would tell a destroyed one from the next with its handle, but asking for it ends the capture of a
+/// graph.
+type Known = ((usize, Option<ThreadId>), Arc<Stream>);
 
 enum State {
     /// The ranks are coming together.
@@ -146,17 +147,13 @@ impl Comm {
             // SAFETY: the caller passes a stream of its CUDA runtime, which it keeps as this library's page says.
             _ => unsafe { ForeignStream::new(key) },
         };
-        let name = (key, thread, self.gpu.stream_id(foreign));
+        let name = (key, thread);
         let mut streams = lock(&self.streams);
         if let Some((_, stream)) = streams.iter().find(|(known, _)| *known == name) {
             return Ok(Arc::clone(stream));
         }
         let stream = Arc::new(self.gpu.foreign_stream(foreign)?);
-        // One that is gone.
-        let same = |((handle, of, _), _): &Known| (*handle, *of) == (key, thread);
-        let place = streams.iter().position(same);
-        let place = place.or_else(|| (streams.len() >= STREAMS_MAX).then_some(0));
-        let before = place.map(|place| streams.remove(place));
+        let before = (streams.len() >= STREAMS_MAX).then(|| streams.remove(0));
         streams.push((name, Arc::clone(&stream)));
         drop(streams);
         // Without the lock: its end calls the driver.

@@ -78,8 +78,7 @@ fn client(folder: &Path, devices: u32, path: &str) {
         .env_remove("CUDA_VISIBLE_DEVICES")
         .env("BEELINE_TEST_CUDA_DEVICES", devices.to_string())
         .env("BEELINE_LOG", "info")
-        .env("BEELINE_TEST_CALLS", if path == "staged" { "1000" } else { "6" })
-        .env("BEELINE_TEST_CUDA_REUSE", "1")
+        .env("BEELINE_TEST_CALLS", if path == "staged" { "1000" } else { "5" })
         .env("BEELINE_COMM_PATH", path));
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(path == "staged" || !told.contains("go through host memory"), "{told}");

@@ -310,50 +310,8 @@ static void streams(ncclComm_t *comm) {
   }
 }
 
-/* The same where the second stream has the handle of the first one, which is gone while its calls still wait. */
-static void reused_handles(ncclComm_t *comm) {
-  stream_t first[N];
-  void *gate[N];
-  int zero = 0, same = 0;
-  fill(COUNT);
-  for (int r = 0; r < N; r++) {
-    fetch(r);
-    CHECK(cuMemAlloc_v2(&gate[r], 8));
-    CHECK(cuStreamCreate(&first[r], 1));
-    CHECK(cuMemcpyHtoDAsync_v2(gate[r], &zero, sizeof zero, first[r]));
-    CHECK(cuStreamWaitValue32_v2(first[r], gate[r], 1, 0));
-  }
-  EACH(ncclAllReduce(in[r], out[r], COUNT, INT, 0, comm[r], first[r]));
-  for (int r = 0; r < N; r++) {
-    stream_t before = first[r];
-    on(r);
-    CHECK(cuStreamDestroy_v2(before));
-    CHECK(cuStreamCreate(&first[r], 1));
-    same += first[r] == before;
-  }
-  TRUE(same == N || !beeline_test_cuda_counter);
-  EACH(ncclAllReduce(out[r], out[r], COUNT, INT, 0, comm[r], first[r]));
-  struct timespec pause = {0, 50000000};
-  nanosleep(&pause, NULL);
-  for (int r = 0; r < N; r++) {
-    on(r);
-    CHECK(cuStreamWriteValue32_v2(stream[r], gate[r], 1, 0));
-    CHECK(cuStreamSynchronize(stream[r]));
-  }
-  for (int r = 0; r < N; r++) { on(r); CHECK(cuStreamSynchronize(first[r])); }
-  for (int r = 0; r < N; r++) {
-    int *got = fetch(r);
-    for (int i = 0; i < COUNT; i++) {
-      int sum = 0;
-      for (int p = 0; p < N; p++) sum += value(p, i);
-      TRUE(got[i] == N * sum);
-    }
-    CHECK(cuStreamDestroy_v2(first[r]));
-  }
-}
-
-/* What a small call costs in a stream that the call before was in: a launch, whether the stream is being captured, which
-   stream has the handle, and a few looks at which context is current. */
+/* What a small call costs in a stream that the call before was in: a launch, whether the stream is being captured, and a few
+   looks at which context is current. */
 static void driver_calls(ncclComm_t *comm) {
   const char *most = getenv("BEELINE_TEST_CALLS");
   if (!beeline_test_cuda_counter || !most) return;
@@ -492,7 +450,6 @@ int main(void) {
   CHECK(ncclCommInitAll(comm, N, NULL));
   collectives(comm);
   streams(comm);
-  reused_handles(comm);
   driver_calls(comm);
   threads(comm);
   operations(comm);

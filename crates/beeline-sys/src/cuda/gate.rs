@@ -211,7 +211,7 @@ impl ForeignStream {
 
 /// # Errors
 /// `Capturing` where `stream` is being captured, or is the legacy default stream while another is.
-fn refuse_capturing(driver: &Driver, stream: ForeignStream) -> Result<(), Error> {
+pub(super) fn refuse_capturing(driver: &Driver, stream: ForeignStream) -> Result<(), Error> {
     const CAPTURE_IMPLICIT: CuResult = CuResult(906);
     let mut status = 0;
     // SAFETY: `status` is a place for one enum; a stream that its owner keeps.

@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::core::{Core, Event, Held};
-use super::device::{Context, Driver};
+use super::device::{Context, Driver, StreamGuard};
 use super::error::Error;
+use super::gate::refuse_capturing;
 use super::memory::{DeviceMem, size};
 use super::module::{Arg, Module, Packed};
 use super::registration::HostRegistration;
@@ -43,9 +44,12 @@ impl ForeignStream {
     }
 
     /// The number that no other stream of the process has, also not a later one that gets the same handle; `None` for a
-    /// default stream, and where the driver does not tell (before CUDA 12.0).
+    /// default stream, while the stream is being captured, and where the driver does not tell (before CUDA 12.0).
     pub fn id(self, driver: &Driver) -> Option<u64> {
         let ask = driver.table().cuStreamGetId.filter(|_| !self.is_default())?;
+        // The question ends the stream's capture (driver 580), and where captures are guarded that of others.
+        refuse_capturing(driver, self).ok()?;
+        let _unguarded = StreamGuard::enter(driver, self).ok()?;
         let mut id = 0;
         // SAFETY: `id` is a place for one number; the stream is alive by the promise made when its handle was wrapped.
         let result = unsafe { ask(self.raw, &raw mut id) };

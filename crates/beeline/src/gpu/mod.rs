@@ -317,15 +317,6 @@ impl Gpu {
         }
     }
 
-    /// The number that the driver has given `stream` and gives no other one: after a stream was destroyed, another one may have
-    /// its handle. `None` for the default streams, on a simulated device, and before CUDA 12.0.
-    pub fn stream_id(&self, stream: ForeignStream) -> Option<u64> {
-        match &self.inner {
-            Inner::Cuda(device) => device.stream_id(stream),
-            Inner::Sim(_) => None,
-        }
-    }
-
     /// Lets copies of this device reach the memory of `peer` without a stop in host memory; whether
     /// they can. On CUDA it stays so for the rest of the process.
     pub(crate) fn reach(&self, peer: &Self) -> Result<bool> {

@@ -250,10 +250,6 @@ impl Device {
         Stream::new(self, Some(stream))
     }
 
-    pub(crate) fn stream_id(&self, stream: ForeignStream) -> Option<u64> {
-        stream.id(self.context().ok()?.device().driver())
-    }
-
     pub(crate) fn reach(&self, peer: &Self) -> Result<bool> {
         if !self.inner.handle.can_access_peer(&peer.inner.handle) {
             return Ok(false);
