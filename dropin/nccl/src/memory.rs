@@ -30,7 +30,8 @@ const OWN_MIN: u64 = 1 << 20;
 
 /// Registers the memory that a call receives in, the first time, if it is the library's own.
 pub(crate) fn receives(comm: &Comm, rank: &Communicator, address: u64, bytes: u64) {
-    if bytes < OWN_MIN {
+    // Registering does nothing else otherwise, and the lock is everybody's.
+    if bytes < OWN_MIN || !rank.settings().straight {
         return;
     }
     let allocated = lock(&ALLOCATED);

@@ -407,6 +407,9 @@ impl Inner {
 
     /// To be called before anything of a group is queued that has `posted` for this rank.
     pub(super) fn prepare(&self, posted: &Posted) {
+        if !self.settings.straight {
+            return;
+        }
         let size = posted.call.dtype.size_bytes().unwrap_or(1);
         if posted.call.count.saturating_mul(size) >= STRAIGHT_MIN
             && let Some(executor) = lock(&self.executor).as_mut()
