@@ -1,5 +1,6 @@
-// Lines: a warp stores four lines of 128 bytes at once, each of 120 bytes of data and 8 of flag. Like packets,
-// without a fence, but with a sixteenth of the link for flags instead of half.
+// Lines: a warp stores four lines of 128 bytes at once, each with a flag in its last four bytes. Like packets, without a
+// fence, but with a sixteenth of the link for flags instead of half: 120 bytes of data and 8 of flag, so that every thread has
+// whole elements to reduce. What is only moved has less flag (moved.cuh), in the same places.
 //
 // That a line which a warp stored by one instruction is never seen in part, where the flag at its end is seen, is a
 // property of NVLink and of devices from compute capability 7.0 on, on which NCCL's protocol of the same kind relies too.
@@ -16,14 +17,13 @@ constexpr u32 LINE_GROUP = 4 * LINE_DATA; // what a warp carries at once
 constexpr u32 LINE_SPAN_MIN = 8 * LINE_GROUP;
 constexpr u32 LINE_SENDERS_MAX = 4; // warps
 constexpr u64 LINE_OWN_MAX = 16384; // bytes of a block's own part that those who send copy on top
-// Groups that a sending warp reads before it stores; fewer where what arrives is reduced meanwhile (measured on two H200).
-constexpr int LINES_MOVED = 4, LINES_REDUCED = 2;
+// Groups that a sending warp reads before it stores (measured on two H200).
+constexpr int LINES_REDUCED = 2;
 // One number a kernel: a choice between two costs more, in code that a launch reads for the first time, than it gains.
 
 // What this block carries to or from one peer: two divisions each, made where they cost no time.
 struct LinePart {
-    u64 start, bytes;
-    u32 rounds;
+    u32 start, bytes, rounds;
 };
 struct LineShared {
     LlShared ll;
@@ -144,115 +144,25 @@ DEVICE bool line_free(const Comm &c, LineShared &s, u32 takes, u32 round, bool g
     return true;
 }
 
-// Groups `first`, `first + step`.. below `end` of the `share` bytes at `from` to rank `p`, at most AT_ONCE; they are of
-// `round`.
-template <int AT_ONCE, class F>
-DEVICE void line_send(const Comm &c, LineShared &s, u32 p, u64 from, u64 share, u32 round, u32 first, u32 step, u32 end, F change) {
-    Lane l = lane();
-    u32 number = s.ll.counters[p].sent + 1 + round, groups = least(line_groups(share), end);
-    u64 flag = line_flag(number), to = line_region(c, c.rank, p, number);
-    Pair v[AT_ONCE];
+// Groups `first`, `first + step`.. of the `share` bytes at `from`, as far as there are so many.
+template <int AT_ONCE>
+DEVICE void line_fetch(const Lane &l, u64 from, u64 share, u32 first, u32 step, Pair (&v)[AT_ONCE]) {
 #pragma unroll
     for (int k = 0; k < AT_ONCE; k++) {
         u64 g = first + k * step;
-        if (g < groups) v[k] = line_read(l, from + g * LINE_GROUP, share - g * LINE_GROUP);
+        if (g < line_groups(share)) v[k] = line_read(l, from + g * LINE_GROUP, share - g * LINE_GROUP);
     }
+}
+// The same groups to rank `p`, as far as they are below `end`; they are of `round`.
+template <int AT_ONCE, class F>
+DEVICE void line_send(const Comm &c, LineShared &s, const Lane &l, u32 p, u64 share, u32 round, u32 first, u32 step, u32 end, F change, const Pair (&v)[AT_ONCE]) {
+    u32 number = s.ll.counters[p].sent + 1 + round, groups = least(line_groups(share), end);
+    u64 flag = line_flag(number), to = line_region(c, c.rank, p, number);
 #pragma unroll
     for (int k = 0; k < AT_ONCE; k++) {
         u64 g = first + k * step;
         if (g < groups) line_put(l, to + (g - round * line_room(c)) * 512, flag, Pair{change(v[k].a), change(v[k].b)});
     }
-}
-
-DEVICE void line_move(const MoveArgs &a, LineShared &s) {
-    const Comm &c = a.comm;
-    u32 sends = 0, takes = 0, to = 0, from = 0, most_out = 0, rounds_in = 0, mine = 0;
-#pragma unroll 1
-    for (u32 p = 0; p < c.ranks; p++) {
-        u64 out_at, in_at;
-        u64 out = line_share(c, a.parts[p].send_bytes, &out_at), in = line_share(c, a.parts[p].recv_bytes, &in_at);
-        if (thread_index() == p) {
-            s.out[p] = LinePart{out_at, out, line_rounds(c, out)};
-            s.in[p] = LinePart{in_at, in, line_rounds(c, in)};
-        }
-        if (p == c.rank) continue;
-        if (thread_index() - ll_workers() == p) mine = line_rounds(c, out) + line_rounds(c, in);
-        sends |= (u32)(out != 0) << p;
-        takes |= (u32)(in != 0) << p;
-        to |= (u32)(a.parts[p].send_bytes != 0) << p;
-        from |= (u32)(a.parts[p].recv_bytes != 0) << p;
-        most_out = line_groups(out) > most_out ? line_groups(out) : most_out;
-        rounds_in = line_rounds(c, in) > rounds_in ? line_rounds(c, in) : rounds_in;
-    }
-    u32 header = thread_index() - ll_workers(), peer = thread_index() < 32 ? thread_index() : header;
-    u32 warp = thread_index() / 32, warps = ll_workers() / 32, senders = line_senders();
-    const Part &self = a.parts[c.rank];
-    bool copies = self.recv != self.send;
-    // Who takes nothing sends with most warps, some copying the own part; who sends nothing takes with all.
-    if (takes == 0) senders = copies ? warps - (warps + 2) / 3 : warps;
-    if (sends == 0) senders = 0;
-    u32 room = line_room(c);
-    bool works = warp < warps;
-    begin_early(a, s.ll, takes, mine);
-    u64 word_out = peer < c.ranks ? a.parts[peer].send_word : 0, word_in = peer < c.ranks ? a.parts[peer].recv_word : 0;
-    bool good = line_begin(c, s, sends, takes, to, from, word_out, word_in);
-    if (good && takes == 0 && most_out <= room) admit(c, s.ll, ADMIT_HEARD);
-    const LinePart &own = s.in[c.rank];
-    // The own part is copied by those who take, if they have to wait for nothing, or if it is much; else by those who send.
-    bool by_takers = senders == 0 || rounds_in == 0 || own.bytes > LINE_OWN_MAX;
-    if (good && works && warp < senders) {
-#pragma unroll 1
-        for (u32 round = 0; good && round * room < most_out; round++) {
-            u32 end = least((round + 1) * room, most_out);
-#pragma unroll 1
-            for (u32 p = 0; good && p < c.ranks; p++)
-                if (sends >> p & 1 && round < s.out[p].rounds) good = line_await_room(c, s, p, round);
-#pragma unroll 1
-            for (u32 g = round * room + warp; good && g < end; g += senders * LINES_MOVED)
-#pragma unroll 1
-                for (u32 step = 1; step < c.ranks; step++) {
-                    u32 p = (c.rank + step) % c.ranks;
-                    if (!(sends >> p & 1)) continue;
-                    u64 from_at = a.parts[p].send + s.out[p].start, share = s.out[p].bytes;
-                    line_send<LINES_MOVED>(c, s, p, from_at, share, round, g, senders, end, AsItIs{});
-                }
-        }
-        if (good && copies && !by_takers) copy_own(self.recv + own.start, self.send + own.start, own.bytes, thread_index(), senders * 32);
-    } else if (good && works) {
-        u32 taker = warp - senders, takers = warps - senders, t = thread_index() - senders * 32;
-        if (copies && by_takers) copy_own(self.recv + own.start, self.send + own.start, own.bytes, t, takers * 32);
-        Lane l = lane();
-        u32 heard = 0;
-#pragma unroll 1
-        for (u32 round = 0; good && round < rounds_in; round++) {
-            u32 going = 0;
-#pragma unroll 1
-            for (u32 step = 1; good && step < c.ranks; step++) {
-                u32 p = (c.rank + c.ranks - step) % c.ranks;
-                if (!(takes >> p & 1)) continue;
-                u64 share = s.in[p].bytes, out = a.parts[p].recv + s.in[p].start;
-                if (round >= s.in[p].rounds) continue;
-                going |= 1u << p;
-                u32 number = s.ll.counters[p].received + 1 + round, groups = least(line_groups(share) - round * room, room);
-                constexpr int MOST = 2;
-#pragma unroll 1
-                for (u32 g = taker; good && g < groups; g += takers * MOST) {
-                    Pair v[MOST];
-                    int count = g + takers < groups ? 2 : 1;
-                    good = line_take<MOST>(c, s.ll, l, p, number, g, takers, count, v);
-                    if (good && g == 0 && round == 0 && (heard |= 1u << p) == takes) admit(c, s.ll, ADMIT_HEARD);
-#pragma unroll
-                    for (int k = 0; k < MOST; k++) {
-                        u64 offset = ((u64)round * room + g + k * takers) * LINE_GROUP;
-                        if (good && k < count) line_write(l, out + offset, share - offset, v[k]);
-                    }
-                }
-            }
-            if (round + 1 < rounds_in) good = line_free(c, s, going, round, good, t, takers * 32);
-        }
-    }
-    u32 p = thread_index() < c.ranks ? thread_index() : 0;
-    ll_end(c, s.ll, good, sends, takes, from, takes ? senders * 32 : 0, s.out[p].rounds, s.in[p].rounds);
 }
 
 // Each rank's part to each rank of `send_mask`; parts of `recv_mask` and the own one are reduced in the
@@ -268,6 +178,11 @@ DEVICE void line_reduce(const ReduceArgs &a, LineShared &s) {
     begin_early(a, s.ll, a.recv_mask, mine);
     Weigh w = weigh<T>(a);
     Weighed<T, OP> weighed = {w};
+    Lane l = lane();
+    u32 next = (c.rank + 1) % c.ranks;
+    // What goes first is read while the counters are.
+    Pair v[LINES_REDUCED];
+    if (works && warp < senders && a.send_mask >> next & 1) line_fetch(l, a.in + next * a.stride + start, share, warp, senders, v);
     bool good = line_begin(c, s, a.send_mask, a.recv_mask, a.send_mask, a.recv_mask, a.word, a.word);
     if (good && a.recv_mask == 0 && rounds <= 1) admit(c, s.ll, ADMIT_HEARD);
     if (good && works && warp < senders) {
@@ -282,7 +197,9 @@ DEVICE void line_reduce(const ReduceArgs &a, LineShared &s) {
 #pragma unroll 1
                 for (u32 step = 1; step < c.ranks; step++) {
                     u32 p = (c.rank + step) % c.ranks;
-                    if (a.send_mask >> p & 1) line_send<LINES_REDUCED>(c, s, p, a.in + p * a.stride + start, share, round, g, senders, end, weighed);
+                    if (!(a.send_mask >> p & 1)) continue;
+                    if (step != 1 || g != warp) line_fetch(l, a.in + p * a.stride + start, share, g, senders, v);
+                    line_send(c, s, l, p, share, round, g, senders, end, weighed, v);
                 }
                 // All threads of the warp have read these groups: an operation in place may overwrite them.
                 warp_barrier();
@@ -296,7 +213,6 @@ DEVICE void line_reduce(const ReduceArgs &a, LineShared &s) {
         bool waits = a.send_mask && a.stride == 0 && a.in == a.out;
         u32 taker = warp - senders, takers = warps - senders;
         u64 own = a.in + c.rank * a.stride + start, out = a.out + start;
-        Lane l = lane();
 #pragma unroll 1
         for (u32 round = 0; good && round < rounds; round++) {
             u32 last = least(groups - round * room, room);
