@@ -38,19 +38,39 @@ DEVICE Seat seat() {
 struct Four {
     Quad v[MOVED_ROWS];
 };
+// Where the bytes of unit `k` are, in the data of a group of which `left` bytes are there; from `left` on: there is none.
+DEVICE u32 moved_unit(const Seat &l, u32 k, u32 left) { return k == 3 && l.last ? left : l.data + k * l.step; }
+// What is not aligned, or ends within a unit: code apart, so that what is does not wait where the ways meet.
+OUTLINE void moved_gather(Seat l, u64 at, u32 left, Four *units) {
+#pragma unroll 1
+    for (u32 k = 0; k < MOVED_ROWS && moved_unit(l, k, left) < left; k++)
+        units->v[k] = gather16(at + moved_unit(l, k, left), left - moved_unit(l, k, left));
+}
+OUTLINE void moved_scatter(Seat l, u64 at, u32 left, const Four *units) {
+#pragma unroll 1
+    for (u32 k = 0; k < MOVED_ROWS && moved_unit(l, k, left) < left; k++)
+        scatter16(at + moved_unit(l, k, left), left - moved_unit(l, k, left), units->v[k]);
+}
 // Those of the group at `at`, of which `left` bytes are there.
 DEVICE void moved_read(const Seat &l, u64 at, u32 left, Four &units) {
+    if ((at | left) % 16 == 0) {
 #pragma unroll
-    for (u32 k = 0; k < MOVED_ROWS; k++) {
-        u32 data = l.data + k * l.step;
-        if (data < left && !(k == 3 && l.last)) units.v[k] = load16(at + data, left - data);
+        for (u32 k = 0; k < MOVED_ROWS; k++)
+            if (moved_unit(l, k, left) < left) units.v[k] = load<Quad>(at + moved_unit(l, k, left));
+    } else {
+        Four odd;
+        moved_gather(l, at, left, &odd);
+        units = odd;
     }
 }
 DEVICE void moved_write(const Seat &l, u64 at, u32 left, const Four &units) {
+    if ((at | left) % 16 == 0) {
 #pragma unroll
-    for (u32 k = 0; k < MOVED_ROWS; k++) {
-        u32 data = l.data + k * l.step;
-        if (data < left && !(k == 3 && l.last)) store16(at + data, left - data, units.v[k]);
+        for (u32 k = 0; k < MOVED_ROWS; k++)
+            if (moved_unit(l, k, left) < left) store<Quad>(at + moved_unit(l, k, left), units.v[k]);
+    } else {
+        Four odd = units;
+        moved_scatter(l, at, left, &odd);
     }
 }
 // The first `rows` rows of a group to `at`; all threads of the warp together.
@@ -81,13 +101,12 @@ DEVICE bool moved_take(const Comm &c, LlShared &s, const Seat &l, u32 source, u6
     for (;;) {
 #pragma unroll 1
         for (u32 spin = 0; spin < SPINS; spin++) {
+            // All are asked for, also those that do not come, before one is looked at.
+#pragma unroll
+            for (u32 k = 0; k < MOVED_ROWS; k++) v[k] = load_line(at + k * 512 + l.at, l.last);
             bool good = true;
 #pragma unroll
-            for (u32 k = 0; k < MOVED_ROWS; k++) {
-                if (k >= rows) break;
-                v[k] = load_line(at + k * 512 + l.at, l.last);
-                good &= !l.last || v[k].w == flag;
-            }
+            for (u32 k = 0; k < MOVED_ROWS; k++) good &= k >= rows || !l.last || v[k].w == flag;
             if (warp_all(good)) {
                 if (l.last) {
                     v[0].w = v[1].x;
@@ -100,6 +119,21 @@ DEVICE bool moved_take(const Comm &c, LlShared &s, const Seat &l, u32 source, u6
         }
         started = look_up(c, source, PHASE_DATA, s.headers[source], started);
         if (UNLIKELY(!warp_all(started != 0))) return false;
+    }
+}
+
+// The own part where it is small: as `copy_own`, with everything that this thread has of four rounds read before it is written.
+DEVICE void moved_own(u64 to, u64 from, u32 bytes, u32 t, u32 threads) {
+    if ((to | from | bytes) % 16 != 0) return copy_own(to, from, bytes, t, threads);
+#pragma unroll 1
+    for (u32 i = t * 16; i < bytes; i += threads * 64) {
+        Quad v[4];
+#pragma unroll
+        for (u32 k = 0; k < 4; k++)
+            if (i + k * threads * 16 < bytes) v[k] = load<Quad>(from + i + k * threads * 16);
+#pragma unroll
+        for (u32 k = 0; k < 4; k++)
+            if (i + k * threads * 16 < bytes) store(to + i + k * threads * 16, v[k]);
     }
 }
 
@@ -128,8 +162,8 @@ DEVICE Moved moved_plan(const MoveArgs &a, LineShared &s, u32 *announced) {
     return m;
 }
 
-// What a warp sends: every `senders`th group, to all. `units` are those of the first group of the first peer.
-DEVICE bool moved_send(const MoveArgs &a, LineShared &s, const Seat &l, const Moved &m, u32 warp, u32 senders, Four &units) {
+// What a warp sends: every `senders`th group, to all.
+DEVICE bool moved_send(const MoveArgs &a, LineShared &s, const Seat &l, const Moved &m, u32 warp, u32 senders) {
     const Comm &c = a.comm;
     u32 room = moved_room(c);
     bool good = true;
@@ -145,8 +179,9 @@ DEVICE bool moved_send(const MoveArgs &a, LineShared &s, const Seat &l, const Mo
             for (u32 step = 1; step < c.ranks; step++) {
                 u32 p = (c.rank + step) % c.ranks, at = g * MOVED_GROUP;
                 if (!(m.sends >> p & 1) || at >= s.out[p].bytes) continue;
+                Four units;
                 u32 left = s.out[p].bytes - at, number = s.ll.counters[p].sent + 1 + round;
-                if (step != 1 || g != warp) moved_read(l, a.parts[p].send + s.out[p].start + at, left, units);
+                moved_read(l, a.parts[p].send + s.out[p].start + at, left, units);
                 u64 region = line_region(c, c.rank, p, number);
                 moved_put(l, region + (u64)(g - round * room) * MOVED_LINES, moved_rows(left), ll_flag(number), units);
             }
@@ -154,7 +189,7 @@ DEVICE bool moved_send(const MoveArgs &a, LineShared &s, const Seat &l, const Mo
     return good;
 }
 // What a warp takes: every `takers`th group, of all.
-DEVICE bool moved_receive(const MoveArgs &a, LineShared &s, const Seat &l, const Moved &m, u32 taker, u32 takers, Four &units) {
+DEVICE bool moved_receive(const MoveArgs &a, LineShared &s, const Seat &l, const Moved &m, u32 taker, u32 takers) {
     const Comm &c = a.comm;
     u32 room = moved_room(c), heard = 0;
     bool good = true;
@@ -172,6 +207,7 @@ DEVICE bool moved_receive(const MoveArgs &a, LineShared &s, const Seat &l, const
             for (u32 g = taker; good && g < room; g += takers) {
                 u32 at = (round * room + g) * MOVED_GROUP;
                 if (at >= share) break;
+                Four units;
                 good = moved_take(c, s.ll, l, p, region + (u64)g * MOVED_LINES, moved_rows(share - at), ll_flag(number), units);
                 if (good && g == 0 && round == 0 && (heard |= 1u << p) == m.takes) admit(c, s.ll, ADMIT_HEARD);
                 if (good) moved_write(l, out + at, share - at, units);
@@ -192,14 +228,10 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
     // Who takes nothing sends with most warps, some copying the own part; who sends nothing takes with all.
     if (m.takes == 0) senders = copies ? warps - (warps + 2) / 3 : warps;
     if (m.sends == 0) senders = 0;
-    u32 peer = thread_index() < 32 ? thread_index() : thread_index() - ll_workers(), next = (c.rank + 1) % c.ranks;
+    u32 peer = thread_index() < 32 ? thread_index() : thread_index() - ll_workers();
     u64 word_out = peer < c.ranks ? a.parts[peer].send_word : 0, word_in = peer < c.ranks ? a.parts[peer].recv_word : 0;
     begin_early(a, s.ll, m.takes, announced);
-    // What goes first is read while the counters are.
     Seat l = seat();
-    Four units;
-    u32 first = warp * MOVED_GROUP, share = s.out[next].bytes;
-    if (warp < senders && first < share) moved_read(l, a.parts[next].send + s.out[next].start + first, share - first, units);
     bool good = line_begin(c, s, m.sends, m.takes, m.to, m.from, word_out, word_in);
     if (good && m.takes == 0 && m.groups_out <= moved_room(c)) admit(c, s.ll, ADMIT_HEARD);
     const LinePart &own = s.in[c.rank];
@@ -207,11 +239,11 @@ DEVICE void line_move(const MoveArgs &a, LineShared &s) {
     bool by_takers = senders == 0 || m.rounds_in == 0 || own.bytes > LINE_OWN_MAX, works = good && warp < warps;
     u32 t = thread_index(), threads = warps * 32, split = senders * 32;
     if (works && warp < senders) {
-        good = moved_send(a, s, l, m, warp, senders, units);
-        if (good && copies && !by_takers) copy_own(self.recv + own.start, self.send + own.start, own.bytes, t, split);
+        good = moved_send(a, s, l, m, warp, senders);
+        if (good && copies && !by_takers) moved_own(self.recv + own.start, self.send + own.start, own.bytes, t, split);
     } else if (works) {
         if (copies && by_takers) copy_own(self.recv + own.start, self.send + own.start, own.bytes, t - split, threads - split);
-        good = moved_receive(a, s, l, m, warp - senders, warps - senders, units);
+        good = moved_receive(a, s, l, m, warp - senders, warps - senders);
     }
     u32 p = thread_index() < c.ranks ? thread_index() : 0;
     ll_end(c, s.ll, good, m.sends, m.takes, m.from, m.takes ? split : 0, s.out[p].rounds, s.in[p].rounds);
