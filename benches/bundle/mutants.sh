@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # The kernels of collectives, each time without one of their checks, on two GPUs: mutants.sh [FOLDER] [one]
 # With `one`, both ranks are on one GPU, and no kernel starts early: admission's mutants must survive then. JOBS=4 of them run
-# side by side, for BUDGET=200 seconds in all; who has had no turn by then is named.
+# side by side, for BUDGET=200 seconds in all; who has had no turn by then is named. PARTS='opposite slow': those parts alone.
 #
 # FOLDER is what `cargo xtask mutate --ptx FOLDER` wrote. The bare kernels (`none`) must pass; a part of kernels-bench that they do
 # not pass is named and left out. Of each other one kernels-bench must say that it is wrong, or not end in the time limit, which
-# follows from the bare ones'. The parts that were made for a check come first.
+# follows from the bare ones'. The parts that were made for a check come first; some of them run alone.
 set -uo pipefail
 cd "$(dirname "$0")"
 now() { date +%s; }
@@ -28,37 +28,48 @@ bench() {
     wait $pid 2>/dev/null || code=$((code ? code : $?))
     return $code
 }
-# The parts made for it, then the others.
-parts_of() {
-    local first
+# The parts made for it.
+own_parts() {
+    local own
     case $1 in
-        kernels-admission* | kernels-announce* | kernels-early-wait) first=opposite ;;
-        kernels-blocks-counted | kernels-count*) first=counted ;;
-        kernels-direct-bulk-*) first=slow ;;
-        kernels-direct-leaves) first=leaves ;;
-        kernels-direct-* | kernels-push-over) first='straight tardy slow' ;;
-        kernels-abort | kernels-deadline | kernels-poison | kernels-header*) first=faults ;;
-        *) first='ahead sums moves' ;;
+        kernels-admission* | kernels-announce* | kernels-early-wait) own=opposite ;;
+        kernels-blocks-counted | kernels-count*) own=counted ;;
+        kernels-direct-bulk-*) own=slow ;;
+        kernels-direct-leaves) own=leaves ;;
+        kernels-direct-look | kernels-push-over) own=abandoned ;;
+        kernels-direct-*) own='straight tardy slow' ;;
+        kernels-abort | kernels-deadline | kernels-poison | kernels-header*) own='faults tardy' ;;
+        *) own='ahead sums moves' ;;
     esac
-    for part in $first $parts; do [[ " $parts " == *" $part "* ]] && echo "$part"; done | awk '!seen[$0]++'
+    for part in $own; do [[ " $parts " == *" $part "* ]] && echo "$part"; done
 }
+other_parts() {
+    local own
+    own=" $(own_parts "$1" | tr '\n' ' ') "
+    for part in $parts; do [[ "$own" == *" $part "* ]] || echo "$part"; done
+}
+# $1: own, other (after those), or all. Answers by a line; 0: it survived.
 mutant() {
-    local began code
+    local began code which
     began=$(now)
-    ((began >= until)) && { echo "no turn  $1"; return; }
-    # shellcheck disable=SC2046
-    bench "$1" $(parts_of "$1") 2>/dev/null
+    ((began >= until)) && { echo "no turn  $2 ($1 parts)"; return 2; }
+    case $1 in own) which=$(own_parts "$2") ;; other) which=$(other_parts "$2") ;; *) which="$(own_parts "$2") $(other_parts "$2")" ;; esac
+    # shellcheck disable=SC2086
+    [ -z "${which// /}" ] || bench "$2" $which 2>/dev/null
     code=$?
     if [ $code -eq 0 ]; then
-        echo "SURVIVED $1, $(($(now) - began)) s"
-    else
-        echo "killed   $1 ($code), $(($(now) - began)) s: $(grep -m1 -E 'WRONG|ERROR|^no ' "/tmp/mutant-$1.txt" || echo "no end after $(tail -1 "/tmp/mutant-$1.txt")")"
+        [ "$1" = own ] || echo "SURVIVED $2, $(($(now) - began)) s"
+        return 0
     fi
+    echo "killed   $2 ($code), $(($(now) - began)) s: $(grep -m1 -E 'WRONG|ERROR|^no ' "/tmp/mutant-$2.txt" || echo "no end after $(tail -1 "/tmp/mutant-$2.txt")")"
+    return 1
 }
-export -f now bench parts_of mutant
+export -f now bench own_parts other_parts mutant
 
 parts=
-for group in opposite counted slow leaves faults 'straight tardy' 'ahead sums moves'; do
+: >/tmp/mutants.txt
+for group in opposite counted slow leaves abandoned faults 'straight tardy' 'ahead sums moves'; do
+    [ -z "${PARTS:-}" ] || [[ " $PARTS " == *" ${group%% *} "* ]] || continue
     # shellcheck disable=SC2086
     if bench none $group 2>/dev/null; then
         parts+=" $group"
@@ -74,14 +85,15 @@ took=$(($(now) - began))
 limit=$((jobs * took / 2 + 15))
 ((limit > 50)) && limit=50
 echo "the bare kernels take $took s; limit $limit s"
-order() {
-    case $1 in
-        kernels-admission* | kernels-announce* | kernels-early*) echo 1 ;;
-        kernels-direct-bulk* | *-leaves | *counted | kernels-count*) echo 2 ;;
-        kernels-direct* | kernels-push-over) echo 3 ;;
-        *) echo 4 ;;
+# Those whose parts need devices of their own go alone, and first; then all others side by side.
+later=()
+for name in $(ls "$folder" | grep -vx none); do
+    case $(own_parts "$name") in
+        opposite | counted | slow | leaves | abandoned)
+            if line=$(mutant own "$name"); then later+=("other $name"); else tee -a /tmp/mutants.txt <<<"$line"; fi
+            ;;
+        *) later+=("all $name") ;;
     esac
-}
-for name in $(ls "$folder" | grep -vx none); do echo "$(order "$name") $name"; done | sort | cut -d' ' -f2 |
-    xargs -P "$jobs" -I{} bash -c 'mutant {}' | tee /tmp/mutants.txt
+done
+printf '%s\n' "${later[@]}" | xargs -P "$jobs" -I{} bash -c 'mutant {}' | tee -a /tmp/mutants.txt
 echo "$(grep -c SURVIVED /tmp/mutants.txt) survived, $(grep -c 'no turn' /tmp/mutants.txt) had no turn, of $(wc -l </tmp/mutants.txt)"

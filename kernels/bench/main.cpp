@@ -522,7 +522,7 @@ int main(int argc, char **argv) {
     if (wants("mutant")) {
         // What notices a protocol that lost a piece; the first that does ends it. All of them, or those that are named, as they are named.
         const std::pair<const char *, std::function<void()>> parts[] = {
-            {"opposite", opposite}, {"counted", counted}, {"slow", slow}, {"leaves", leaves}, {"faults", faults}, {"ahead", run_ahead}, {"straight", check_straight}, {"tardy", check_late},
+            {"opposite", opposite}, {"counted", counted}, {"slow", slow}, {"leaves", leaves}, {"abandoned", abandoned}, {"faults", faults}, {"ahead", run_ahead}, {"straight", check_straight}, {"tardy", check_late},
             {"sums", [] { check_type<F32, SUM>("f32-sum", Weigh{0x3fc00000, 1, 0}); }}, {"moves", check_moves}};
         brief = true;
         std::vector<std::string> names;
