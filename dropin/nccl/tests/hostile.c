@@ -374,23 +374,25 @@ static void *join(void *argument) {
   return NULL;
 }
 static void other_sizes(void) {
-  int sets[][4] = {{2, 0, 3, 1}, {3, 0, 2, 1}, {2, 1, 2, 1}, {2, 0, 2, 0}};
-  for (unsigned i = 0; i < sizeof sets / sizeof *sets; i++) {
-    struct join one[N];
+  enum { SETS = 4 };
+  int sets[SETS][4] = {{2, 0, 3, 1}, {3, 0, 2, 1}, {2, 1, 2, 1}, {2, 0, 2, 0}};
+  static struct join one[SETS][N];
+  double began = now();
+  for (int i = 0; i < SETS; i++) {
     ncclUniqueId id;
-    double began = now();
     CHECK(ncclGetUniqueId(&id));
     for (int r = 0; r < N; r++) {
-      one[r] = (struct join){.id = id, .ranks = sets[i][2 * r], .rank = sets[i][2 * r + 1], .device = r};
-      TRUE(!pthread_create(&one[r].thread, NULL, join, &one[r]));
+      one[i][r] = (struct join){.id = id, .ranks = sets[i][2 * r], .rank = sets[i][2 * r + 1], .device = r};
+      TRUE(!pthread_create(&one[i][r].thread, NULL, join, &one[i][r]));
     }
-    for (int r = 0; r < N; r++) TRUE(!pthread_join(one[r].thread, NULL));
-    for (int r = 0; r < N; r++) {
-      TRUE(one[r].code != 0);
-      if (one[r].comm) CHECK(ncclCommDestroy(one[r].comm));
-    }
-    TRUE(now() - began < 20);
   }
+  for (int i = 0; i < SETS; i++)
+    for (int r = 0; r < N; r++) {
+      TRUE(!pthread_join(one[i][r].thread, NULL));
+      TRUE(one[i][r].code == ARGUMENT || one[i][r].code == REMOTE);
+      if (one[i][r].comm) CHECK(ncclCommDestroy(one[i][r].comm));
+    }
+  TRUE(now() - began < 60);
 }
 
 /* Threads that queue calls without end, until one of them, or another thread, ends the communicators. */
@@ -438,8 +440,13 @@ static void forked(ncclComm_t *comm) {
       int number = 0;
       alarm(20);
       if (ncclGetVersion(&number) || ncclCommCount(comm[0], &number) || number != N) _exit(3);
-      if (ncclAllReduce(NULL, out[0], COUNT, INT, 0, comm[0], stream[0]) != ARGUMENT) _exit(4);
-      if (way == 1 && !getenv("NOABORT")) for (int r = 0; r < N; r++) ncclCommAbort(comm[r]);
+      for (int r = 0; r < N; r++) {
+        ncclComm_t made;
+        if (ncclAllReduce(in[r], out[r], COUNT, INT, 0, comm[r], stream[r]) != ARGUMENT) _exit(4);
+        if (!strstr(ncclGetLastError(comm[r]), "forked") || ncclCommSplit(comm[r], 0, 0, &made, NULL) == 0) _exit(5);
+        if (way == 1) ncclCommAbort(comm[r]);
+        if (way == 2) ncclCommDestroy(comm[r]);
+      }
       if (way == 2) exit(0);
       _exit(0);
     }
@@ -447,6 +454,40 @@ static void forked(ncclComm_t *comm) {
     TRUE(waitpid(child, &status, 0) == child);
     if (!WIFEXITED(status) || WEXITSTATUS(status)) fail("the child", status, __LINE__);
     works(comm, 30 + way);
+  }
+}
+
+/* As programs do it: the identifier is made, the processes are forked, and each joins with a device. */
+static void forked_first(void) {
+  ncclUniqueId id;
+  pid_t child[N];
+  CHECK(ncclGetUniqueId(&id));
+  fflush(stdout);
+  for (int r = 0; r < N; r++) {
+    child[r] = fork();
+    TRUE(child[r] >= 0);
+    if (child[r]) continue;
+    ncclComm_t comm;
+    int host[COUNT], code;
+    alarm(60);
+    if (cuInit(0) || cuDevicePrimaryCtxRetain(&context[r], r)) _exit(3);
+    on(r);
+    CHECK(cuStreamCreate(&stream[r], 1));
+    CHECK(cuMemAlloc_v2(&in[r], sizeof host));
+    for (int i = 0; i < COUNT; i++) host[i] = r + i;
+    CHECK(ncclCommInitRank(&comm, N, id, r));
+    CHECK(cuMemcpyHtoDAsync_v2(in[r], host, sizeof host, stream[r]));
+    CHECK(ncclAllReduce(in[r], in[r], COUNT, INT, 0, comm, stream[r]));
+    CHECK(cuMemcpyDtoHAsync_v2(host, in[r], sizeof host, stream[r]));
+    CHECK(cuStreamSynchronize(stream[r]));
+    for (int i = 0; i < COUNT; i++) TRUE(host[i] == 2 * i + 1);
+    code = ncclCommDestroy(comm);
+    _exit(code);
+  }
+  for (int r = 0; r < N; r++) {
+    int status = 0;
+    TRUE(waitpid(child[r], &status, 0) == child[r]);
+    if (!WIFEXITED(status) || WEXITSTATUS(status)) fail("a rank in a child", status, __LINE__);
   }
 }
 
@@ -489,6 +530,7 @@ int main(int count, char **arguments_) {
   alarm(240);
   /* Before the driver is there, and before any context is current. */
   gone(NULL);
+  forked_first();
   CHECK(cuInit(0));
   for (int r = 0; r < N; r++) {
     CHECK(cuDevicePrimaryCtxRetain(&context[r], r));
