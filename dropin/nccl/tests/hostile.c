@@ -492,17 +492,19 @@ static void forked_first(void) {
 }
 
 static void many(void) {
-  enum { MANY = 64 };
-  static ncclComm_t comm[MANY][N];
-  for (int i = 0; i < MANY; i++) CHECK(ncclCommInitAll(comm[i], N, NULL));
-  for (int i = 0; i < MANY; i++) works(comm[i], 100 + i);
-  for (int i = 0; i < MANY; i++) for (int r = 0; r < N; r++) CHECK(i % 2 ? ncclCommDestroy(comm[i][r]) : ncclCommAbort(comm[i][r]));
+  static ncclComm_t comm[64][N];
+  const char *path = getenv("BEELINE_COMM_PATH");
+  /* Windows of kernels are large. */
+  int many = path && !strcmp(path, "staged") ? 64 : 16;
+  for (int i = 0; i < many; i++) CHECK(ncclCommInitAll(comm[i], N, NULL));
+  for (int i = 0; i < many; i++) works(comm[i], 100 + i);
+  for (int i = 0; i < many; i++) for (int r = 0; r < N; r++) CHECK(i % 2 ? ncclCommDestroy(comm[i][r]) : ncclCommAbort(comm[i][r]));
   int files = 0, threads = 0;
-  for (int i = 0; i < 40; i++) {
+  for (int i = 0; i < 20; i++) {
     ncclComm_t one[N];
     CHECK(ncclCommInitAll(one, N, NULL));
     for (int r = 0; r < N; r++) CHECK(ncclCommDestroy(one[r]));
-    if (i == 9) files = entries("/proc/self/fd"), threads = entries("/proc/self/task");
+    if (i == 7) files = entries("/proc/self/fd"), threads = entries("/proc/self/task");
   }
   usleep(200000);
   TRUE(entries("/proc/self/fd") <= files + 4);
