@@ -58,7 +58,7 @@ mutant() {
     [ -z "${which// /}" ] || bench "$2" $which 2>/dev/null
     code=$?
     if [ $code -eq 0 ]; then
-        [ "$1" = own ] || echo "SURVIVED $2, $(($(now) - began)) s"
+        [ "$1" = own ] || echo "SURVIVED $2 ($1 parts: $(wc -w <<<"$which")), $(($(now) - began)) s"
         return 0
     fi
     echo "killed   $2 ($code), $(($(now) - began)) s: $(grep -m1 -E 'WRONG|ERROR|^no ' "/tmp/mutant-$2.txt" || echo "no end after $(tail -1 "/tmp/mutant-$2.txt")")"

@@ -158,6 +158,7 @@ static void slow() {
         CK(cuMemAlloc(&tails[r], PUSH_BLOCKS * TAIL)), CK(cuMemcpyHtoD(g[r].in, sent.data(), sent.size()));
     }
     int bad = 0, cases = 0;
+    reset();
     for (bool to_host : {true, false})
         for (int turn = 0; turn < 8; turn++) {
             u64 shift = turn * 16;
@@ -165,7 +166,6 @@ static void slow() {
                 CK(cuCtxSetCurrent(g[r].ctx));
                 if (!to_host) CK(cuMemsetD8(g[r].out, 0xc5, bytes)), CK(cuCtxSynchronize());
                 memset(host[r], 0xc5, bytes);
-                tables[r][0] = 0;
             }
             for (u32 r = 0; r < N; r++) {
                 CUdeviceptr place = to_host ? mapped[r] : g[r].out, peers = to_host ? mapped[1 - r] : g[1 - r].out;
@@ -181,7 +181,7 @@ static void slow() {
             if (reported()) { printf("WRONG slow: gave up\n"), bad++, reset(); continue; }
             for (u32 r = 0; r < N; r++) {
                 CK(cuCtxSetCurrent(g[r].ctx));
-                if ((u32)tables[r][0] != 1) printf("WRONG slow: not straight\n"), bad++;
+                if ((u32)tables[r][0] != (u32)cases) printf("WRONG slow: not straight\n"), bad++;
                 CK(cuMemcpyDtoH(ends.data(), tails[r], ends.size()));
                 for (u32 b = 0; b < PUSH_BLOCKS; b++)
                     if (memcmp(&ends[b * TAIL], &sent[shift + (b + 1) * span - TAIL], TAIL)) { printf("WRONG slow, to the host %d, rank %u: block %u was not there at the end\n", to_host, r, b), bad++; break; }
@@ -196,8 +196,8 @@ static void slow() {
 }
 
 // A receiver that is told to leave while its peer stores into its memory: what is done there afterwards stays. The memory is the
-// host's, so that the sender is slow: it looks every 32 pieces of a block whether anybody has failed, and what it stores just before
-// such a look would come last.
+// host's, and other copies go there from the sender's device, so that it is slow: it looks every 32 pieces of a block whether anybody
+// has failed, some milliseconds apart, and what it stores just before such a look comes last.
 static void leaves() {
     Kernels k("move", "move");
     const u64 bytes = 512ull << 20, LOOK = 32 * 8192, TAIL = 65536;
@@ -206,7 +206,11 @@ static void leaves() {
     CUdeviceptr mapped;
     CK(cuMemHostAlloc((void **)&host, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP)), CK(cuMemHostGetDevicePointer(&mapped, host, 0));
     u64 *tables[N] = {straight_table(), straight_table()};
-    CK(cuCtxSetCurrent(g[0].ctx)), CK(cuMemsetD8(g[0].in, 0x11, bytes)), CK(cuCtxSynchronize());
+    const u64 BESIDE = 64 << 20;
+    CUstream beside[3];
+    u8 *sink;
+    CK(cuCtxSetCurrent(g[0].ctx)), CK(cuMemsetD8(g[0].in, 0x11, bytes)), CK(cuMemHostAlloc((void **)&sink, 3 * BESIDE, 0)), CK(cuCtxSynchronize());
+    for (auto &one : beside) CK(cuStreamCreate(&one, CU_STREAM_NON_BLOCKING));
     int bad = 0, cut = 0;
     for (u32 wait_us : {2500u, 4000u, 5500u, 7000u}) {
         for (u32 r : {1u, 0u}) {
@@ -214,9 +218,13 @@ static void leaves() {
             launch(k.function[PUSH][r], g[r].stream, PUSH_BLOCKS, push_threads, &a, false);
             if (r == 1) CK(cuMemsetD2D8Async(mapped + LOOK - TAIL, LOOK, 0xc5, TAIL, bytes / LOOK, g[1].stream));
         }
+        // 20 ms of them, on the sender's device.
+        for (int i = 0; i < 15; i++) CK(cuMemcpyDtoHAsync(sink + i % 3 * BESIDE, g[0].out, BESIDE, beside[i % 3]));
         usleep(wait_us);
         *(volatile u32 *)g[1].abort = 1;
         finish();
+        CK(cuCtxSetCurrent(g[0].ctx));
+        for (auto &one : beside) CK(cuStreamSynchronize(one));
         cut += g[1].report->code == ABORTED && g[0].report->code == PEER_FAILED;
         u64 others = 0;
         for (u64 row = LOOK - TAIL; row < bytes; row += LOOK) others += std::any_of(host + row, host + row + TAIL, [](u8 byte) { return byte != 0xc5; });
@@ -225,7 +233,8 @@ static void leaves() {
         if (bad) break;
     }
     for (u32 r = 0; r < N; r++) CK(cuMemFreeHost(tables[r]));
-    CK(cuMemFreeHost(host));
+    CK(cuMemFreeHost(host)), CK(cuMemFreeHost(sink));
+    for (auto &one : beside) CK(cuStreamDestroy(one));
     printf("leaves: %d of 4 in the middle, %d wrong\n", cut, bad);
     wrong += bad;
 }
