@@ -212,7 +212,8 @@ static void leaves() {
     CK(cuCtxSetCurrent(g[0].ctx)), CK(cuMemsetD8(g[0].in, 0x11, bytes)), CK(cuMemHostAlloc((void **)&sink, 3 * BESIDE, 0)), CK(cuCtxSynchronize());
     for (auto &one : beside) CK(cuStreamCreate(&one, CU_STREAM_NON_BLOCKING));
     int bad = 0, cut = 0;
-    for (u32 wait_us : {2500u, 4000u, 5500u, 7000u}) {
+    // Before the receiver's blocks have looked once: they look for the first time together, and later not.
+    for (u32 wait_us : {150u, 300u, 450u, 600u}) {
         for (u32 r : {1u, 0u}) {
             PushMoveArgs a = straight_args(r, move_args(r, BROADCAST, g[r].in, r == 0 ? g[r].in : mapped, bytes), tables[r], mapped, bytes);
             launch(k.function[PUSH][r], g[r].stream, PUSH_BLOCKS, push_threads, &a, false);
