@@ -102,6 +102,15 @@ fn no_tail_is_dropped_by_one_rank() {
             job.check(all_reduce(base + rest, DataType::BF16).op(RedOp::AVG), 0);
         }
     }
+    // Of the others a few, each type and operation with other remainders.
+    let each =
+        DataType::ALL.iter().flat_map(|dtype| RedOp::ALL.iter().map(move |op| (*dtype, *op)));
+    for (turn, (dtype, op)) in (0..).zip(each.filter(|(dtype, op)| op.check(*dtype, None).is_ok()))
+    {
+        for count in (1 + turn % 331..=1025).step_by(331).chain([20_000 + turn % 32]) {
+            job.check(all_reduce(count, dtype).op(op), (count + turn) % 3);
+        }
+    }
 }
 
 /// Two's complement (H-COLL-DATA-02), the average of three, six and ten (-04), and bool (-06).
