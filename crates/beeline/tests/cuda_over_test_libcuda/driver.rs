@@ -26,6 +26,44 @@ impl Direct {
         function(a)
     }
 
+    /// Calls a function of up to six words; what it does not take is in registers that it does not read.
+    pub fn call(&self, name: &str, arguments: &[usize]) -> i32 {
+        type F = extern "C" fn(usize, usize, usize, usize, usize, usize) -> i32;
+        let word = |at: usize| arguments.get(at).copied().unwrap_or(0);
+        assert!(arguments.len() <= 6, "{name}");
+        // SAFETY: the tests name functions of words alone, no more than are passed.
+        let function = unsafe { self.library.get::<F>(name) }.unwrap();
+        function(word(0), word(1), word(2), word(3), word(4), word(5))
+    }
+
+    /// [`Self::call`], which must succeed.
+    pub fn done(&self, name: &str, arguments: &[usize]) {
+        assert_eq!(self.call(name, arguments), 0, "{name} {arguments:x?}");
+    }
+
+    /// Begins a capture of a stream.
+    pub fn begin(&self, stream: usize, mode: usize) {
+        self.done("cuStreamBeginCapture_v2", &[stream, mode]);
+    }
+
+    /// Ends it; a graph of it that can be launched, or the code.
+    pub fn end(&self, stream: usize) -> Result<usize, i32> {
+        let (mut graph, mut exec) = (0_usize, 0_usize);
+        let code = self.call("cuStreamEndCapture", &[stream, (&raw mut graph).expose_provenance()]);
+        if code != 0 {
+            return Err(code);
+        }
+        let place = (&raw mut exec).expose_provenance();
+        self.done("cuGraphInstantiateWithFlags", &[place, graph, 0]);
+        self.done("cuGraphDestroy", &[graph]);
+        Ok(exec)
+    }
+
+    /// Waits for a stream.
+    pub fn finish(&self, stream: usize) {
+        self.done("cuStreamSynchronize", &[stream]);
+    }
+
     /// Calls a function that answers one word through its first argument.
     pub fn ask(&self, name: &str, argument: usize) -> usize {
         type F = extern "C" fn(*mut usize, usize) -> i32;
