@@ -48,15 +48,36 @@ impl Direct {
 
     /// Ends it; a graph of it that can be launched, or the code.
     pub fn end(&self, stream: usize) -> Result<usize, i32> {
-        let (mut graph, mut exec) = (0_usize, 0_usize);
-        let code = self.call("cuStreamEndCapture", &[stream, (&raw mut graph).expose_provenance()]);
-        if code != 0 {
-            return Err(code);
+        Ok(self.instance(self.end_graph(stream)?))
+    }
+
+    /// Ends it; the graph, or the code.
+    pub fn end_graph(&self, stream: usize) -> Result<usize, i32> {
+        let mut graph = 0_usize;
+        match self.call("cuStreamEndCapture", &[stream, (&raw mut graph).expose_provenance()]) {
+            0 => Ok(graph),
+            code => Err(code),
         }
+    }
+
+    /// What can be launched of a graph, which is destroyed.
+    pub fn instance(&self, graph: usize) -> usize {
+        let mut exec = 0_usize;
         let place = (&raw mut exec).expose_provenance();
         self.done("cuGraphInstantiateWithFlags", &[place, graph, 0]);
         self.done("cuGraphDestroy", &[graph]);
-        Ok(exec)
+        exec
+    }
+
+    pub fn destroy(&self, graphs: &[usize]) {
+        graphs.iter().for_each(|graph| self.done("cuGraphExecDestroy", &[*graph]));
+    }
+
+    /// How many calls the test library has refused for the sake of a capture; another driver does not tell.
+    pub fn refused(&self) -> i64 {
+        // SAFETY: only looked for.
+        let known = unsafe { self.library.get::<*const c_void>("beeline_test_cuda_counter") };
+        if known.is_ok() { self.counter("refused") } else { 0 }
     }
 
     /// Waits for a stream.
