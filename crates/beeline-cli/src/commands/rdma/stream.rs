@@ -1,9 +1,10 @@
 //! The control connection: over TCP, or a Unix socket where memory is shared.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use beeline::verbs::Nic;
@@ -19,11 +20,28 @@ pub(super) enum Listener {
     Unix { listener: UnixListener, path: PathBuf },
 }
 
+/// Connections that have said nothing yet, at most; one more, and the oldest goes.
+const WAITING_MAX: usize = 16;
+/// How long a wait for the other side goes on before it is looked whether a signal came.
+const LOOK: Duration = Duration::from_millis(50);
+/// The longest line.
+const LINE_MAX: usize = 1024;
+
 /// A control connection.
-pub(super) enum Stream {
+pub(super) struct Stream {
+    socket: Socket,
+    /// What came behind the last line.
+    heard: Vec<u8>,
+}
+
+enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
+
+/// Connections whose first word has not come: while they say nothing, others are served.
+#[derive(Default)]
+pub(super) struct Waiting(Vec<(Stream, Instant)>);
 
 impl Listener {
     pub(super) fn open(flags: &RdmaServeFlags) -> Result<(Self, Option<Nic>), Failure> {
@@ -45,28 +63,67 @@ impl Listener {
         Ok((Self::Tcp(listener), Some(nic)))
     }
 
-    /// The next client, if one is there.
-    pub(super) fn accept(&self) -> Result<Option<Stream>, Failure> {
+    /// The next client that has said what it wants, with that line.
+    pub(super) fn next(&self, waiting: &mut Waiting) -> Result<Option<(Stream, String)>, Failure> {
+        let Waiting(all) = waiting;
+        while let Some(stream) = self.accept()? {
+            if all.len() >= WAITING_MAX {
+                output::warn("many connections say nothing: the oldest is closed, and not counted");
+                all.remove(0);
+            }
+            all.push((stream, Instant::now()));
+        }
+        let mut at = 0;
+        while let Some((stream, since)) = all.get_mut(at) {
+            match stream.poll() {
+                Ok(Some(line)) => return Ok(Some((all.remove(at).0, line))),
+                Ok(None) if since.elapsed() < PATIENCE => at += 1,
+                Ok(None) => {
+                    let span = PATIENCE.as_secs();
+                    let text = format!(
+                        "a connection said nothing for {span} s: it is closed, and not counted"
+                    );
+                    output::warn(&text);
+                    all.remove(at);
+                }
+                // Gone again, without a word.
+                Err(_) => drop(all.remove(at)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The next connection, if one is there.
+    fn accept(&self) -> Result<Option<Stream>, Failure> {
         let accepted = match self {
-            Self::Tcp(listener) => listener.accept().map(|(stream, _)| Stream::Tcp(stream)),
+            Self::Tcp(listener) => listener.accept().map(|(stream, _)| Socket::Tcp(stream)),
             Self::Unix { listener, .. } => {
-                listener.accept().map(|(stream, _)| Stream::Unix(stream))
+                listener.accept().map(|(stream, _)| Socket::Unix(stream))
             }
         };
         match accepted {
-            Ok(stream) => stream.prepare().map(|()| Some(stream)).map_err(io_failure),
+            Ok(socket) => Stream::new(socket).map(Some).map_err(io_failure),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(io_failure(error)),
         }
     }
 
-    /// The second connection of a local client, which joins the NICs.
-    pub(super) fn accept_nic(&self) -> Result<UnixStream, Failure> {
+    /// The second connection of the local client behind `control`, which joins the NICs.
+    pub(super) fn accept_nic(
+        &self,
+        control: &mut Stream,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<UnixStream, Failure> {
         let end = Instant::now() + PATIENCE;
-        while Instant::now() < end {
-            if let Some(Stream::Unix(stream)) = self.accept()? {
+        while Instant::now() < end && !stop() {
+            if let Some(Stream { socket: Socket::Unix(stream), .. }) = self.accept()? {
+                // As it was made: its owner sets what it needs.
+                stream.set_read_timeout(None).map_err(io_failure)?;
+                stream.set_write_timeout(None).map_err(io_failure)?;
                 return Ok(stream);
             }
+            // It says nothing before that, and may go.
+            control.poll()?;
             std::thread::sleep(Duration::from_millis(1));
         }
         Err(Failure::failed("timed-out", "the client did not join its NIC within 10 s"))
@@ -94,59 +151,147 @@ impl Drop for Listener {
 }
 
 impl Stream {
-    pub(super) fn prepare(&self) -> io::Result<()> {
-        match self {
-            Self::Tcp(stream) => {
+    /// Connects to a server on the network.
+    pub(super) fn connect(
+        server: SocketAddr,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<(Self, IpAddr), Failure> {
+        let (done, result) = mpsc::channel();
+        // On a thread of its own: nothing ends a connect before its time, and a signal is to end the command.
+        let connect = move || drop(done.send(TcpStream::connect_timeout(&server, PATIENCE)));
+        let thread = std::thread::Builder::new().name("beeline-connect".to_owned());
+        thread.spawn(connect).map_err(io_failure)?;
+        loop {
+            match result.recv_timeout(LOOK) {
+                Ok(stream) => {
+                    let stream = stream.map_err(|error| {
+                        let text =
+                            format!("cannot reach {} port {}: {error}", server.ip(), server.port());
+                        Failure::failed("io-failed", text)
+                            .hint("start `beeline rdma serve` there first")
+                    })?;
+                    let own = stream.local_addr().map_err(io_failure)?.ip();
+                    return Ok((Self::new(Socket::Tcp(stream)).map_err(io_failure)?, own));
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) if !stop() => {}
+                Err(_) => return Err(called_off()),
+            }
+        }
+    }
+
+    /// Connects to a server of this host.
+    pub(super) fn local(path: &Path) -> Result<Self, Failure> {
+        let stream = UnixStream::connect(path).map_err(|error| connect_error(path, &error))?;
+        Self::new(Socket::Unix(stream)).map_err(io_failure)
+    }
+
+    fn new(socket: Socket) -> io::Result<Self> {
+        match &socket {
+            Socket::Tcp(stream) => {
                 stream.set_nonblocking(false)?;
                 stream.set_nodelay(true)?;
                 stream.set_write_timeout(Some(PATIENCE))?;
-                stream.set_read_timeout(Some(PATIENCE))
+                stream.set_read_timeout(Some(LOOK))?;
             }
-            Self::Unix(stream) => {
+            Socket::Unix(stream) => {
                 stream.set_nonblocking(false)?;
                 stream.set_write_timeout(Some(PATIENCE))?;
-                stream.set_read_timeout(Some(PATIENCE))
+                stream.set_read_timeout(Some(LOOK))?;
             }
         }
+        Ok(Self { socket, heard: Vec::new() })
     }
 
     pub(super) fn say(&mut self, line: &str) -> Result<(), Failure> {
         let line = format!("{line}\n");
-        match self {
-            Self::Tcp(stream) => stream.write_all(line.as_bytes()),
-            Self::Unix(stream) => stream.write_all(line.as_bytes()),
+        match &mut self.socket {
+            Socket::Tcp(stream) => stream.write_all(line.as_bytes()),
+            Socket::Unix(stream) => stream.write_all(line.as_bytes()),
         }
         .map_err(io_failure)
     }
 
-    /// One line of at most 1 KiB. Nothing is read past it: the two sides take turns.
-    pub(super) fn hear(&mut self) -> Result<String, Failure> {
-        let mut line = String::new();
-        let reader: &mut dyn Read = match self {
-            Self::Tcp(stream) => stream,
-            Self::Unix(stream) => stream,
-        };
-        BufReader::with_capacity(1, reader.take(1024)).read_line(&mut line).map_err(io_failure)?;
-        match line.trim_end().strip_prefix("error ") {
-            Some(text) => Err(Failure::refused("refused-by-peer", output::printable(text))),
-            None if line.ends_with('\n') => Ok(line.trim_end().to_owned()),
-            None => Err(Failure::failed("io-failed", "the other side ended the connection")),
+    /// One line of at most 1 KiB.
+    pub(super) fn hear(&mut self, stop: &dyn Fn() -> bool) -> Result<String, Failure> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(line) = self.line()? {
+                return match line.strip_prefix("error ") {
+                    Some(text) => Err(Failure::refused("refused-by-peer", output::printable(text))),
+                    None => Ok(line),
+                };
+            }
+            match self.take() {
+                Ok(true) => {}
+                Ok(false) => return Err(gone()),
+                Err(_) if stop() => return Err(called_off()),
+                Err(error) if waits(&error) && Instant::now() < end => {}
+                Err(error) => return Err(io_failure(error)),
+            }
         }
     }
 
-    /// Whether the other side has closed it.
-    pub(super) fn is_closed(&mut self) -> bool {
-        let mut byte = [0];
-        let (read, _) = match self {
-            Self::Tcp(stream) => {
-                let _ = stream.set_nonblocking(true);
-                (stream.read(&mut byte), stream.set_nonblocking(false))
-            }
-            Self::Unix(stream) => {
-                let _ = stream.set_nonblocking(true);
-                (stream.read(&mut byte), stream.set_nonblocking(false))
-            }
-        };
-        !matches!(read, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+    /// The next line, if it is there.
+    ///
+    /// # Errors
+    /// The other side has ended the connection, or says what is no line.
+    pub(super) fn poll(&mut self) -> Result<Option<String>, Failure> {
+        if let Some(line) = self.line()? {
+            return Ok(Some(line));
+        }
+        self.block(false).map_err(io_failure)?;
+        let taken = self.take();
+        self.block(true).map_err(io_failure)?;
+        match taken {
+            Ok(true) => self.line(),
+            Ok(false) => Err(gone()),
+            Err(error) if waits(&error) => Ok(None),
+            Err(error) => Err(io_failure(error)),
+        }
     }
+
+    /// A line of what was heard.
+    fn line(&mut self) -> Result<Option<String>, Failure> {
+        let Some(end) = self.heard.iter().position(|byte| *byte == b'\n') else {
+            if self.heard.len() < LINE_MAX {
+                return Ok(None);
+            }
+            return Err(Failure::failed("io-failed", "the other side says what is no line"));
+        };
+        let line: Vec<u8> = self.heard.drain(..=end).collect();
+        Ok(Some(String::from_utf8_lossy(&line).trim_end().to_owned()))
+    }
+
+    /// Takes what is there; whether the other side goes on.
+    fn take(&mut self) -> io::Result<bool> {
+        let mut bytes = [0; 256];
+        let count = match &mut self.socket {
+            Socket::Tcp(stream) => stream.read(&mut bytes),
+            Socket::Unix(stream) => stream.read(&mut bytes),
+        }?;
+        self.heard.extend(bytes.iter().take(count));
+        Ok(count > 0)
+    }
+
+    fn block(&self, blocks: bool) -> io::Result<()> {
+        match &self.socket {
+            Socket::Tcp(stream) => stream.set_nonblocking(!blocks),
+            Socket::Unix(stream) => stream.set_nonblocking(!blocks),
+        }
+    }
+}
+
+fn waits(error: &io::Error) -> bool {
+    use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
+
+    matches!(error.kind(), WouldBlock | TimedOut | Interrupted)
+}
+
+fn gone() -> Failure {
+    Failure::failed("io-failed", "the other side ended the connection")
+}
+
+/// The signal that came is told instead.
+fn called_off() -> Failure {
+    Failure::failed("cancelled", "called off")
 }
