@@ -7,7 +7,7 @@ mod measure;
 mod stream;
 
 use std::cell::Cell;
-use std::io;
+use std::io::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -21,7 +21,7 @@ use beeline::verbs::{
 use serde_json::Value;
 
 use self::measure::Run;
-use self::stream::{Listener, Stream, Waiting};
+use self::stream::{Listener, Stream, Waiting, nic_word};
 use super::Context;
 use super::rdma_memory::{Lent, Place, Room};
 use super::rdma_nic::{port_json, port_line};
@@ -74,7 +74,8 @@ fn serve(flags: &RdmaServeFlags, context: &Context) -> Result<Answer, Failure> {
             std::thread::sleep(Duration::from_millis(20));
             continue;
         };
-        match session((lends, &place), context, &listener, nic.as_ref(), client, &token) {
+        let host = Host { lends, place: &place, listener: &listener, nic: nic.as_ref() };
+        match session(&host, context, &mut waiting, (client, served + failed), &token) {
             Ok(()) => served += 1,
             // One client's trouble is not the end of the service.
             Err(failure) => {
@@ -188,15 +189,23 @@ fn checked(completion: Completion) -> Result<Completion, Failure> {
     })
 }
 
-/// One client, from its first word to its last: it says what it wants, and closes when it is done.
+/// What a server has for every client.
+struct Host<'a> {
+    lends: u64,
+    place: &'a Place,
+    listener: &'a Listener,
+    nic: Option<&'a Nic>,
+}
+
+/// One client, from its first word to its last: it says what it wants, and that it is done.
 fn session(
-    (lends, place): (u64, &Place),
+    host: &Host<'_>,
     context: &Context,
-    listener: &Listener,
-    nic: Option<&Nic>,
-    (mut stream, wanted): (Stream, String),
+    waiting: &mut Waiting,
+    ((mut stream, wanted), number): ((Stream, String), u64),
     token: &CancelToken,
 ) -> Result<(), Failure> {
+    let Host { lends, place, listener, nic } = *host;
     let stop = || token.is_cancelled();
     let size = wanted
         .strip_prefix(GREETING)
@@ -213,10 +222,10 @@ fn session(
         stream.say(&format!("error {text}"))?;
         return Err(Failure::refused("refused", text));
     };
-    stream.say("ok")?;
+    stream.say(&format!("ok {number}"))?;
     let joined = match nic {
         Some(_) => None,
-        None => Some(Nic::local(listener.accept_nic(&mut stream, &stop)?)?),
+        None => Some(Nic::local(listener.accept_nic(waiting, (&mut stream, number), &stop)?)?),
     };
     let nic = joined.as_ref().or(nic).ok_or_else(|| Failure::failed("io-failed", "no NIC"))?;
     let side = Side::new(nic, size, joined.is_some(), place, context)?;
@@ -263,13 +272,19 @@ fn client(
     let stop = || token.is_cancelled();
     let (mut stream, target) = reach(flags, &stop)?;
     stream.say(&format!("{GREETING} bytes={bytes}"))?;
-    stream.hear(&stop)?;
+    let number = stream.hear(&stop)?;
+    let number = number.strip_prefix("ok ").and_then(|text| text.parse::<u64>().ok());
     let nic = match &target {
         Target::Net { local, server } => {
             flags.nic.nic.open(*server, options(*local, &flags.nic))?
         }
         Target::Local(path) => {
-            let socket = UnixStream::connect(path).map_err(|error| connect_error(path, &error))?;
+            let number = number.ok_or_else(|| {
+                Failure::failed("io-failed", "the other side is no server of this version")
+            })?;
+            let mut socket =
+                UnixStream::connect(path).map_err(|error| connect_error(path, &error))?;
+            socket.write_all(format!("{}\n", nic_word(number)).as_bytes()).map_err(io_failure)?;
             Nic::local(socket)?
         }
     };

@@ -154,6 +154,27 @@ fn a_server_serves_past_the_silent_and_counts_the_failed() {
     }
 }
 
+/// Each is two connections, which are not taken for another's.
+#[test]
+fn clients_that_come_at_once_are_served_in_turn() {
+    let folder = folder();
+    let socket = folder.path().join("rdma.sock");
+    let path = socket.to_str().unwrap();
+    let server = Server::start(&["--local", path, "--count", "6", "--json"]);
+    let clients: Vec<Child> = (0..6)
+        .map(|_| {
+            let mut client = command();
+            client.args(["rdma", "write", "--local", path, "-n", "5", "--json"]);
+            client.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        })
+        .collect();
+    for client in clients {
+        let run: Run = client.wait_with_output().unwrap().into();
+        assert_eq!(run.ok().json()["compared"], true);
+    }
+    assert_eq!(server.end().ok().json()["served"].as_u64(), Some(6));
+}
+
 /// A signal ends a client as it does the other commands: with whole JSON, and the server serves the next.
 #[test]
 fn a_client_that_is_ended_says_so() {

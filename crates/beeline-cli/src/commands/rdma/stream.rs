@@ -1,5 +1,6 @@
 //! The control connection: over TCP, or a Unix socket where memory is shared.
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use beeline::verbs::Nic;
 
-use super::{PATIENCE, connect_error, io_failure, options};
+use super::{GREETING, PATIENCE, connect_error, io_failure, options};
 use crate::failure::Failure;
 use crate::flags::RdmaServeFlags;
 use crate::output;
@@ -30,7 +31,7 @@ const LINE_MAX: usize = 1024;
 /// A control connection.
 pub(super) struct Stream {
     socket: Socket,
-    /// What came behind the last line.
+    /// A line that has not come to its end.
     heard: Vec<u8>,
 }
 
@@ -39,9 +40,21 @@ enum Socket {
     Unix(UnixStream),
 }
 
-/// Connections whose first word has not come: while they say nothing, others are served.
+/// Connections that nobody serves yet.
 #[derive(Default)]
-pub(super) struct Waiting(Vec<(Stream, Instant)>);
+pub(super) struct Waiting {
+    /// Whose first word has not come: while they say nothing, others are served.
+    silent: Vec<(Stream, Instant)>,
+    /// Who came while another was being served, with what they want.
+    ready: VecDeque<(Stream, String)>,
+    /// It was told that no more connections can be taken.
+    told: bool,
+}
+
+/// What the NIC's connection of a local client begins with; `number` is the server's for the client.
+pub(super) fn nic_word(number: u64) -> String {
+    format!("{GREETING} nic {number}")
+}
 
 impl Listener {
     pub(super) fn open(flags: &RdmaServeFlags) -> Result<(Self, Option<Nic>), Failure> {
@@ -65,36 +78,49 @@ impl Listener {
 
     /// The next client that has said what it wants, with that line.
     pub(super) fn next(&self, waiting: &mut Waiting) -> Result<Option<(Stream, String)>, Failure> {
-        let Waiting(all) = waiting;
-        while let Some(stream) = self.accept()? {
-            if all.len() >= WAITING_MAX {
-                output::warn("many connections say nothing: the oldest is closed, and not counted");
-                all.remove(0);
-            }
-            all.push((stream, Instant::now()));
+        if let Some(client) = waiting.ready.pop_front() {
+            return Ok(Some(client));
         }
+        // The NIC of a client that has gone meanwhile is no client.
+        let is_nic = |line: &str| line.starts_with(GREETING) && line.contains(" nic ");
+        Ok(self.word(waiting)?.filter(|(_, line)| !is_nic(line)))
+    }
+
+    /// The next connection whose first line has come.
+    fn word(&self, waiting: &mut Waiting) -> Result<Option<(Stream, String)>, Failure> {
+        while let Some(stream) = self.accept(waiting)? {
+            let silent = &mut waiting.silent;
+            if silent.len() >= WAITING_MAX {
+                output::warn("many connections say nothing: the oldest is closed, and not counted");
+                silent.remove(0);
+            }
+            silent.push((stream, Instant::now()));
+        }
+        let silent = &mut waiting.silent;
         let mut at = 0;
-        while let Some((stream, since)) = all.get_mut(at) {
+        while let Some((stream, since)) = silent.get_mut(at) {
             match stream.poll() {
-                Ok(Some(line)) => return Ok(Some((all.remove(at).0, line))),
+                Ok(Some(line)) => return Ok(Some((silent.remove(at).0, line))),
                 Ok(None) if since.elapsed() < PATIENCE => at += 1,
                 Ok(None) => {
                     let span = PATIENCE.as_secs();
-                    let text = format!(
+                    output::warn(&format!(
                         "a connection said nothing for {span} s: it is closed, and not counted"
-                    );
-                    output::warn(&text);
-                    all.remove(at);
+                    ));
+                    silent.remove(at);
                 }
                 // Gone again, without a word.
-                Err(_) => drop(all.remove(at)),
+                Err(_) => drop(silent.remove(at)),
             }
         }
         Ok(None)
     }
 
     /// The next connection, if one is there.
-    fn accept(&self) -> Result<Option<Stream>, Failure> {
+    fn accept(&self, waiting: &mut Waiting) -> Result<Option<Stream>, Failure> {
+        const ENFILE: i32 = 23;
+        const EMFILE: i32 = 24;
+
         let accepted = match self {
             Self::Tcp(listener) => listener.accept().map(|(stream, _)| Socket::Tcp(stream)),
             Self::Unix { listener, .. } => {
@@ -103,7 +129,16 @@ impl Listener {
         };
         match accepted {
             Ok(socket) => Stream::new(socket).map(Some).map_err(io_failure),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) if waits(&error) => Ok(None),
+            // It went while it waited.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => Ok(None),
+            // That passes, as others go.
+            Err(error) if matches!(error.raw_os_error(), Some(ENFILE | EMFILE)) => {
+                if !std::mem::replace(&mut waiting.told, true) {
+                    output::warn(&format!("no connection can be taken for now: {error}"));
+                }
+                Ok(None)
+            }
             Err(error) => Err(io_failure(error)),
         }
     }
@@ -111,19 +146,28 @@ impl Listener {
     /// The second connection of the local client behind `control`, which joins the NICs.
     pub(super) fn accept_nic(
         &self,
-        control: &mut Stream,
+        waiting: &mut Waiting,
+        (control, number): (&mut Stream, u64),
         stop: &dyn Fn() -> bool,
     ) -> Result<UnixStream, Failure> {
         let end = Instant::now() + PATIENCE;
         while Instant::now() < end && !stop() {
-            if let Some(Stream { socket: Socket::Unix(stream), .. }) = self.accept()? {
-                // As it was made: its owner sets what it needs.
-                stream.set_read_timeout(None).map_err(io_failure)?;
-                stream.set_write_timeout(None).map_err(io_failure)?;
-                return Ok(stream);
+            match self.word(waiting)? {
+                Some((Stream { socket: Socket::Unix(stream), .. }, line))
+                    if line == nic_word(number) =>
+                {
+                    // As it was made: its owner sets what it needs.
+                    stream.set_read_timeout(None).map_err(io_failure)?;
+                    stream.set_write_timeout(None).map_err(io_failure)?;
+                    return Ok(stream);
+                }
+                Some(client) if waiting.ready.len() < WAITING_MAX => {
+                    waiting.ready.push_back(client);
+                }
+                Some(_) => output::warn("too many clients at once: one is closed, and not counted"),
+                // It says nothing before that, and may go.
+                None => drop(control.poll()?),
             }
-            // It says nothing before that, and may go.
-            control.poll()?;
             std::thread::sleep(Duration::from_millis(1));
         }
         Err(Failure::failed("timed-out", "the client did not join its NIC within 10 s"))
@@ -222,10 +266,14 @@ impl Stream {
                 };
             }
             match self.take() {
-                Ok(true) => {}
                 Ok(false) => return Err(gone()),
-                Err(_) if stop() => return Err(called_off()),
-                Err(error) if waits(&error) && Instant::now() < end => {}
+                _ if stop() => return Err(called_off()),
+                // Also where it comes byte by byte.
+                _ if Instant::now() >= end => {
+                    return Err(io_failure(io::ErrorKind::TimedOut.into()));
+                }
+                Ok(true) => {}
+                Err(error) if waits(&error) => {}
                 Err(error) => return Err(io_failure(error)),
             }
         }
@@ -240,7 +288,10 @@ impl Stream {
             return Ok(Some(line));
         }
         self.block(false).map_err(io_failure)?;
-        let taken = self.take();
+        let mut taken = self.take();
+        while matches!(taken, Ok(true)) && self.heard.last() != Some(&b'\n') {
+            taken = if self.heard.len() < LINE_MAX { self.take() } else { break };
+        }
         self.block(true).map_err(io_failure)?;
         match taken {
             Ok(true) => self.line(),
@@ -262,9 +313,9 @@ impl Stream {
         Ok(Some(String::from_utf8_lossy(&line).trim_end().to_owned()))
     }
 
-    /// Takes what is there; whether the other side goes on.
+    /// Takes a byte, and so nothing past a line: what follows may be somebody else's. Whether the other side goes on.
     fn take(&mut self) -> io::Result<bool> {
-        let mut bytes = [0; 256];
+        let mut bytes = [0; 1];
         let count = match &mut self.socket {
             Socket::Tcp(stream) => stream.read(&mut bytes),
             Socket::Unix(stream) => stream.read(&mut bytes),
