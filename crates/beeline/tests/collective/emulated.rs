@@ -47,7 +47,7 @@ fn data_goes_through_the_kernels() {
 /// Where devices carry out each other's atomic operations, data goes in lines too, and blocks meet when they start.
 #[test]
 fn data_goes_through_lines() {
-    with(&["every_collective_2", "every_collective_3"], "1");
+    with(&["every_collective_2", "every_collective_3", "large_parts_are_shared"], "1");
 }
 
 #[test]
@@ -73,4 +73,15 @@ fn large_moves_are_copies() {
 #[test]
 fn threads_write_registered_memory() {
     again(&["straight::"]);
+}
+
+#[test]
+fn calls_are_captured() {
+    again(&["graphs::"]);
+}
+
+/// In lines, too.
+#[test]
+fn calls_in_lines_are_captured() {
+    with(&["graphs::every_collective_2", "graphs::groups"], "1");
 }

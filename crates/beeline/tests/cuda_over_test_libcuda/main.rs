@@ -13,7 +13,9 @@
     reason = "helpers of tests, which are not test functions themselves"
 )]
 
+mod captures;
 mod cases;
+#[allow(dead_code, reason = "what the other program needs besides")]
 mod driver;
 mod guest;
 mod library;
@@ -150,6 +152,10 @@ fn cases_on_one_driver_each() {
     let cases: &[(&str, &[(&str, &str)])] = &[
         ("manners", &[]),
         ("captures", &[]),
+        ("capture_rules", &[]),
+        ("capture_modes", &[]),
+        ("capture_forks", &[]),
+        ("replays", &[two]),
         ("foreign_streams", &[two]),
         ("foreign_pointers", &[two]),
         ("per_thread_stream", &[]),

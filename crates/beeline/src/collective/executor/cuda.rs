@@ -14,6 +14,7 @@ mod launch;
 mod registered;
 mod report;
 mod rounds;
+mod steps;
 mod verify;
 
 pub(in crate::collective) use direct::{Move, Rank, plan, queue};
