@@ -223,8 +223,7 @@ OUTLINE u32 direct_await(const PushMoveArgs &args, PushShared &s, u32 candidates
                 *place = direct_place(args, p, offer, bytes);
                 if (*place == 0) return p + 1;
                 // The offer may be an old one, of a receiver that has given up since.
-                started = look_up(c, p, PHASE_CREDIT, s.headers[p], started);
-                if (started == 0) return 0;
+                if (!direct_goes_on(c, p, s.headers[p], false)) return 0;
                 store_word(push_claim(c, c.rank, p), number + 1);
                 fence_order();
                 if (direct_offered(at, number, &offer, &bytes)) return p + 1;
@@ -244,9 +243,9 @@ DEVICE bool direct_share(const PushMoveArgs &args, PushShared &s, BulkShared &b,
     u64 start, share = push_share(args.move.parts[p].send_bytes, &start), from = args.move.parts[p].send + start;
     to += start;
     auto go_on = [&] {
-        u64 started = look_up(c, p, PHASE_CREDIT, s.headers[p], 0);
-        if (started == 0) set(s.senders_bad[0], 1);
-        return started != 0;
+        bool good = direct_goes_on(c, p, s.headers[p], true);
+        if (!good) set(s.senders_bad[0], 1);
+        return good;
     };
     if (has_bulk() && from % 16 == 0) {
         if (t == 0) bulk_copy(b, to, from, share, used, go_on);
@@ -288,7 +287,7 @@ DEVICE bool direct_send(const PushMoveArgs &args, PushShared &s, BulkShared &b, 
             store_word(direct_way(c, c.rank, p, number), 1);
             release_flag(push_flag(c, c.rank, p, number), number + 1);
             set(s.direct.straight, s.direct.straight | 1u << p);
-            if (block_index() == 0) store_word(args.straight, peek(args.straight) + 1);
+            if (block_index() == 0) direct_count(args);
         } else if (t == 0) {
             release_flag(push_claim(c, c.rank, p), number); // stopped
         }

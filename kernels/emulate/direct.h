@@ -144,16 +144,16 @@ static void straight_late() {
         pair.check(told ? "late" : "late and not told", told ? PEER_FAILED : DEADLINE);
     }
     const u32 number = counters_at + 1; // of the first part
-    // The offer stands, and somebody has failed, or aborted.
-    for (bool aborted : {true, false}) {
+    // The offer stands, and somebody has failed.
+    {
         Couple pair;
         for (u32 block = 0; block < BLOCKS; block++) {
             u64 at = (u64)pair.world.windows[0] + AT_OFFERS + ((u64)block * RANKS_MAX + 1) * 32, offer = offer_of(0, 3, 0), size = pair.out.size();
             store_packet(at, Quad{(u32)offer, number, (u32)(offer >> 32), number}), store_packet(at + 16, Quad{(u32)size, number, (u32)(size >> 32), number});
         }
-        if (aborted) *pair.world.aborts[0] = 1; else host_word<u32>((u64)pair.world.windows[0] + AT_POISON).store(2);
+        host_word<u32>((u64)pair.world.windows[0] + AT_POISON).store(2);
         pair.rank(0, 2000);
-        pair.check(aborted ? "aborted" : "poisoned", aborted ? ABORTED : PEER_FAILED);
+        pair.check("poisoned", PEER_FAILED);
     }
     // A receiver that gives up waits for a sender that has begun, as long as that may be, and for no other.
     for (bool begun : {false, true}) {

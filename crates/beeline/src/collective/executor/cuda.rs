@@ -180,6 +180,10 @@ impl Cuda {
         let queued = if shape.way == Way::Push {
             let mut push = Box::new(PushMoveArgs { moves: *args, ..PushMoveArgs::default() });
             self.straighten(&mut push);
+            if push.mapped != 0 {
+                let waits = self.await_table(stream);
+                waits.map_err(|error| self.failed("wait for a table", error))?;
+            }
             let queued = stream.launch_collective(&kernels, shape, Args::PushMove(&push), held);
             if push.mapped != 0 {
                 self.straightened(stream);
