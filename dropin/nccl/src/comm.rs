@@ -185,7 +185,33 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn settings(config: Config) -> Settings {
     let mut settings = defaults();
     settings.channels = config.ctas_max;
+    // The environment is stronger than the program, as with NCCL.
+    settings.copy_engines = policy().unwrap_or(config.policy) & ZERO_CTAS != 0;
     settings
+}
+
+/// The flag of `CTAPolicy` that wants no multiprocessor where copy engines will do.
+const ZERO_CTAS: u32 = 2;
+
+/// What `NCCL_CTA_POLICY` says: names or numbers, joined by `|`.
+fn policy() -> Option<u32> {
+    let said = std::env::var("NCCL_CTA_POLICY").ok()?;
+    let policy = policy_of(&said);
+    if policy.is_none() {
+        tracing::warn!("NCCL_CTA_POLICY is {said:?}, not DEFAULT, EFFICIENCY or ZERO: not used");
+    }
+    policy
+}
+
+fn policy_of(said: &str) -> Option<u32> {
+    let flag = |name: &str| match name.trim().to_ascii_uppercase().as_str() {
+        "DEFAULT" | "0" => Some(0),
+        "EFFICIENCY" | "1" => Some(1),
+        "ZERO" | "2" => Some(2),
+        "3" => Some(3),
+        _ => None,
+    };
+    said.split('|').try_fold(0, |all, name| Some(all | flag(name)?))
 }
 
 /// Programs written for NCCL expect that it waits for a late rank (one that loads data, or writes a checkpoint).
@@ -442,4 +468,25 @@ export_value! {
     fn ncclGetLastError, pncclGetLastError(_comm: Handle) -> Text { Text(failure::last()) }
     fn ncclResetDebugInit, pncclResetDebugInit() -> () {}
     fn ncclResetDebugInitInternal, pncclResetDebugInitInternal() -> () {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_are_named_or_numbered() {
+        for (said, policy) in [
+            ("ZERO", Some(2)),
+            ("zero | Efficiency", Some(3)),
+            ("2", Some(2)),
+            ("0", Some(0)),
+            ("DEFAULT", Some(0)),
+            ("", None),
+            ("ZERO|", None),
+            ("4", None),
+        ] {
+            assert_eq!(policy_of(said), policy, "{said:?}");
+        }
+    }
 }

@@ -111,10 +111,17 @@ export! {
     }
 
     fn ncclCommWindowRegister, pncclCommWindowRegister(
-        comm: Handle, buffer: Address, bytes: usize, window: Out<u64>, _flags: i32,
+        comm: Handle, buffer: Address, bytes: usize, window: Out<u64>, flags: i32,
     ) {
+        const SYMMETRIC: i32 = 1;
         window.check()?;
-        window.set(register(comm, buffer, bytes)?)
+        let made = register(comm, buffer, bytes)?;
+        window.set(made)?;
+        if flags & SYMMETRIC != 0 {
+            let rank = comm.get()?.ready()?;
+            rank.register_window(DevicePtr::new(buffer.get()), bytes as u64)?;
+        }
+        Ok(())
     }
 
     fn ncclCommWindowDeregister, pncclCommWindowDeregister(comm: Handle, window: Address) {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::bootstrap::{self, Exchange};
 use super::control::Control;
-use super::executor::{Batch, Executor, Factor, Gathered, Place, Posted, Settings, Setup};
+use super::executor::{self, Batch, Executor, Factor, Gathered, Place, Posted, Settings, Setup};
 use super::group;
 use super::id::UniqueId;
 use super::queue::Queue;
@@ -313,7 +313,38 @@ impl Communicator {
         }
     }
 
-    /// Undoes a [`Self::register`] of the same bytes, before the memory is freed. May wait for the device, as freeing memory
+    /// Says by all ranks together, which wait for each other here, where memory is: with [`Settings::copy_engines`], large all-gathers,
+    /// all-to-alls and broadcasts go by copies where what is sent (of a broadcast and of gathers in place: what is received) lies at
+    /// the same place of such memory on every rank. All ranks register as many bytes, in the same order. Without that setting
+    /// on all ranks, or where several of them are of one process, it does nothing. [`Self::register`] is another thing, of each rank alone, and may
+    /// be done besides. [`Self::deregister`] undoes both.
+    ///
+    /// # Errors
+    /// Why the communicator stopped; `is_timeout` where not all ranks came within [`Settings::join_deadline`].
+    pub fn register_window(&self, ptr: crate::core::addr::DevicePtr, len: u64) -> Result<()> {
+        let offer = {
+            let executor = lock(&self.inner.executor);
+            executor.as_ref().ok_or_else(aborted)?.window_offer(ptr, len)
+        };
+        let Some(offer) = offer else { return Ok(()) };
+        let deadline = Instant::now() + self.inner.settings.join_deadline;
+        let mut exchange = lock(&self.inner.exchange);
+        let offers = exchange.all_gather(&offer, &[], deadline)?;
+        let offers: Vec<Vec<u8>> = offers.into_iter().map(|one| one.bytes).collect();
+        let opened = match lock(&self.inner.executor).as_mut() {
+            Some(executor) => executor.window_open(ptr, len, &offers),
+            None => None,
+        };
+        let whole = opened.as_ref().is_some_and(executor::Opened::is_whole);
+        let answers = exchange.all_gather(&[u8::from(whole)], &[], deadline)?;
+        let all = answers.iter().all(|answer| answer.bytes == [1]);
+        if let (Some(executor), Some(opened)) = (lock(&self.inner.executor).as_mut(), opened) {
+            executor.window_keep(opened, all);
+        }
+        Ok(())
+    }
+
+    /// Undoes a [`Self::register`] or [`Self::register_window`] of the same bytes, before the memory is freed. May wait for the device, as freeing memory
     /// does.
     pub fn deregister(&self, ptr: crate::core::addr::DevicePtr, len: u64) {
         if let Some(executor) = lock(&self.inner.executor).as_mut() {

@@ -18,3 +18,4 @@ mod processes;
 mod straight;
 mod support;
 mod trouble;
+mod windows;

@@ -11,12 +11,14 @@
 mod direct;
 mod join;
 mod launch;
+mod pulled;
 mod registered;
 mod report;
 mod rounds;
 mod verify;
 
 pub(in crate::collective) use direct::{Move, Rank, plan, queue};
+pub(in crate::collective) use pulled::Opened;
 pub(in crate::collective) use report::{REPORT_OFFSET, WAITING_OFFSET, failure, failure_of_others};
 
 use std::sync::{Arc, Mutex};
@@ -67,6 +69,11 @@ pub(crate) struct Cuda {
     /// Copies that were queued instead of kernels.
     copied: u64,
     registered: registered::Registered,
+    /// Whether large moves in windows go by copies, on every rank.
+    pulls: bool,
+    windows: pulled::Windows,
+    /// For copies beside a call, made when first used.
+    side: Option<Handle>,
 }
 
 /// How the window of another rank is reached.
@@ -165,6 +172,7 @@ impl Cuda {
         if tail.is_done() && Instant::now() < deadline {
             // Nobody but this rank's kernels used what it has mapped of the others' memory.
             self.registered.end();
+            self.windows.end();
         }
         retire(Some(Left { cuda: self, tail }));
     }

@@ -101,7 +101,7 @@ struct Entry {
 
 /// A mapped allocation of another process.
 #[derive(Clone, Debug)]
-struct Mapping {
+pub(super) struct Mapping {
     rank: u32,
     handle: [u8; 64],
     allocation: u64,
@@ -109,6 +109,13 @@ struct Mapping {
     start: u64,
     len: u64,
     ipc: Arc<IpcMapping>,
+}
+
+impl Mapping {
+    /// Of whose memory.
+    pub(super) const fn rank(&self) -> u32 {
+        self.rank
+    }
 }
 
 impl Registered {
@@ -133,7 +140,7 @@ impl Registered {
     }
 
     /// Unmaps what is not used any more, if no kernel can be inside. May wait for the device.
-    fn let_go(&mut self) {
+    pub(super) fn let_go(&mut self) {
         if is_over(self.last.as_ref()) && is_over(self.written.as_ref()) {
             self.gone.clear();
         }
@@ -245,6 +252,7 @@ impl Cuda {
 
     /// Undoes a registration of just these bytes.
     pub(in crate::collective) fn forget(&mut self, ptr: DevicePtr, len: u64) {
+        self.window_forget(ptr, len);
         let same = |one: &Own| {
             one.covers.is_some_and(|covers| (covers.ptr, covers.len) == (ptr.as_u64(), len))
         };
@@ -455,7 +463,7 @@ impl Cuda {
     }
 
     /// Where `len` bytes of an allocation of another process are in this one.
-    fn map(
+    pub(super) fn map(
         &self,
         (rank, handle, allocation): (u32, [u8; 64], u64),
         (start, whole): (u64, u64),
@@ -467,10 +475,9 @@ impl Cuda {
             return Found::Never;
         }
         let same = |one: &&Mapping| one.handle == handle && one.allocation == allocation;
-        let known = self.registered.of(rank).find(same).cloned();
-        if known.is_none()
-            && self.registered.of(rank).any(|one| overlaps((one.start, one.len), (start, whole)))
-        {
+        let all = || self.registered.of(rank).chain(self.windows.of(rank));
+        let known = all().find(same).cloned();
+        if known.is_none() && all().any(|one| overlaps((one.start, one.len), (start, whole))) {
             // An allocation that is gone had these addresses; the driver may take the two for one.
             return Found::Later;
         }
@@ -500,7 +507,7 @@ impl Cuda {
 }
 
 /// What an entry of a peer's has come to.
-enum Found {
+pub(super) enum Found {
     At(u64, Option<Mapping>),
     /// Through slots.
     Never,
@@ -513,7 +520,7 @@ const fn low(generation: u64) -> u32 {
     (generation & ((1 << GENERATION_BITS) - 1)) as u32
 }
 
-const fn overlaps((a, a_len): (u64, u64), (b, b_len): (u64, u64)) -> bool {
+pub(super) const fn overlaps((a, a_len): (u64, u64), (b, b_len): (u64, u64)) -> bool {
     a < b.saturating_add(b_len) && b < a.saturating_add(a_len)
 }
 
