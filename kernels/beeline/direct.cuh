@@ -84,15 +84,19 @@ DEVICE void direct_count(const PushMoveArgs &a) {
     store_word(own, count), store_word(a.straight, count);
 }
 
-// The address of what `peer` offers, or 0: not mapped, another generation, another length, out of bounds. The host
-// takes the generation away before it changes an entry of the table.
-DEVICE u64 direct_place(const PushMoveArgs &a, u32 peer, u64 offer, u64 bytes) {
-    u32 entry = (u32)(offer >> OFFER_ENTRY), generation = (u32)(offer >> OFFER_GENERATION) & ((1u << GENERATION_BITS) - 1);
+// Where the table has the entry of which `peer` offers a place for a part of `bytes`, or 0: none, or another length.
+DEVICE u64 direct_entry(const PushMoveArgs &a, u32 peer, u64 offer, u64 bytes) {
+    u32 entry = (u32)(offer >> OFFER_ENTRY);
     if (entry == 0 || entry > DIRECT_ENTRIES || bytes != a.move.parts[peer].send_bytes) return 0;
-    u64 at = a.table + ((u64)peer * DIRECT_ENTRIES + entry - 1) * 16;
-    u64 word = load_flag_wide(at + 8), address = load_flag_wide(at), again = load_flag_wide(at + 8);
-    if (word == 0 || word != again || word >> ENTRY_GENERATION != generation) return 0;
-    u64 length = word & ((1ull << ENTRY_GENERATION) - 1), offset = (offer & ((1ull << OFFER_GENERATION) - 1)) * 16;
+    return a.table + ((u64)peer * DIRECT_ENTRIES + entry - 1) * 16;
+}
+// The address that is offered, or 0: not mapped, another generation, out of bounds. The entry was read twice, one after the other:
+// its host takes the generation away before it changes the address, and sets the new one last, and none comes twice.
+DEVICE u64 direct_place(u64 offer, u64 bytes, Quad v, Quad again) {
+    u64 address = low(v), word = high(v), length = word & ((1ull << ENTRY_GENERATION) - 1);
+    u64 generation = offer >> OFFER_GENERATION & ((1u << GENERATION_BITS) - 1), offset = (offer & ((1ull << OFFER_GENERATION) - 1)) * 16;
+    bool same = address == low(again) && word == high(again);
+    if (word == 0 || !same || word >> ENTRY_GENERATION != generation) return 0;
     return offset <= length && bytes <= length - offset ? address + offset : 0;
 }
 

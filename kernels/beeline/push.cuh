@@ -219,16 +219,22 @@ OUTLINE u32 direct_await(const PushMoveArgs &args, PushShared &s, u32 candidates
                 first = first == c.rank ? p : first;
                 u64 at = direct_offer(c, p, c.rank);
                 if (!direct_offered(at, number, &offer, &bytes)) continue;
-                fence_system();
-                *place = direct_place(args, p, offer, bytes);
-                if (*place == 0) return p + 1;
-                // The offer may be an old one, of a receiver that has given up since.
-                if (!direct_goes_on(c, p, s.headers[p], false)) return 0;
+                *place = 0;
+                u64 entry = direct_entry(args, p, offer, bytes);
+                if (entry == 0) return p + 1;
+                Quad first_seen = load_packet(entry);
                 store_word(push_claim(c, c.rank, p), number + 1);
                 fence_order();
-                if (direct_offered(at, number, &offer, &bytes)) return p + 1;
-                // Taken back at this very moment.
+                // Whether the offer stands, whether anybody has given up, and the entry again: none waits for another's answer.
+                bool stands = direct_offered(at, number, &offer, &bytes);
+                Quad again = load_packet(entry);
+                bool goes = direct_goes_on(c, p, s.headers[p], false);
+                *place = stands && goes ? direct_place(offer, bytes, first_seen, again) : 0;
+                if (*place) return p + 1;
                 store_word(push_claim(c, c.rank, p), number);
+                if (!goes) return 0;
+                if (stands) return p + 1;
+                // Taken back at this very moment.
             }
             relax();
         }
