@@ -71,6 +71,16 @@ int cuStreamDestroy_v2(stream_t);
 int cuStreamSynchronize(stream_t);
 int cuStreamWaitValue32_v2(stream_t, void *, unsigned, unsigned);
 int cuStreamWriteValue32_v2(stream_t, void *, unsigned, unsigned);
+int cuStreamWaitEvent(stream_t, void *, unsigned);
+int cuEventCreate(void **, unsigned);
+int cuEventRecord(void *, stream_t);
+int cuEventDestroy_v2(void *);
+int cuStreamBeginCapture_v2(stream_t, int);
+int cuStreamEndCapture(stream_t, void **);
+int cuGraphInstantiateWithFlags(void **, void *, unsigned long long);
+int cuGraphLaunch(void *, stream_t);
+int cuGraphDestroy(void *);
+int cuGraphExecDestroy(void *);
 /* Of the test driver alone. */
 __attribute__((weak)) long long beeline_test_cuda_counter(const char *);
 
@@ -93,7 +103,8 @@ static void fail(const char *what, int code, int line) {
 }
 
 static void on(int device) { void *old; cuCtxPopCurrent_v2(&old); CHECK(cuCtxPushCurrent_v2(context[device])); }
-static int value(int rank, int at) { return (rank + 1) * 3 + at % 17; }
+static int turn;  /* other values each time */
+static int value(int rank, int at) { return (rank + 1) * 3 + at % 17 + 5 * turn; }
 
 static void setup(void) {
   CHECK(cuInit(0));
@@ -124,6 +135,57 @@ static int *fetch(int d) {
 
 #define EACH(call) do { CHECK(ncclGroupStart()); for (int r = 0; r < N; r++) CHECK(call); CHECK(ncclGroupEnd()); } while (0)
 
+/* Every collective by number: queued for all ranks, and what rank `d` then has at `i`. */
+enum { REDUCED, SCATTERED, GATHERED, EXCHANGED, COLLECTED, DEALT, CAST, CAST_HERE, BEST, PASSED, KINDS };
+
+static void queue(int kind, ncclComm_t *comm, stream_t *st) {
+  switch (kind) {
+    case REDUCED: EACH(ncclAllReduce(in[r], out[r], COUNT, INT, 0, comm[r], st[r])); break;
+    case SCATTERED: EACH(ncclReduceScatter(in[r], out[r], COUNT, INT, 0, comm[r], st[r])); break;
+    case GATHERED: EACH(ncclAllGather(in[r], out[r], COUNT, INT, comm[r], st[r])); break;
+    case EXCHANGED: EACH(ncclAlltoAll(in[r], out[r], COUNT, INT, comm[r], st[r])); break;
+    case COLLECTED: EACH(ncclGather(in[r], r == N - 1 ? out[r] : NULL, COUNT, INT, N - 1, comm[r], st[r])); break;
+    case DEALT: EACH(ncclScatter(r == 1 ? in[r] : NULL, out[r], COUNT, INT, 1, comm[r], st[r])); break;
+    case CAST: EACH(ncclBroadcast(in[r], out[r], COUNT, INT, N - 1, comm[r], st[r])); break;
+    case CAST_HERE: EACH(ncclBcast(r ? out[r] : in[r], 1, INT, 0, comm[r], st[r])); break;
+    case BEST: EACH(ncclReduce(in[r], out[r], COUNT, INT, 2, 0, comm[r], st[r])); break;
+    case PASSED:
+      CHECK(ncclGroupStart());
+      for (int r = 0; r < N; r++) {
+        CHECK(ncclSend(in[r], COUNT, INT, (r + 1) % N, comm[r], st[r]));
+        CHECK(ncclRecv(out[r], COUNT, INT, (r + N - 1) % N, comm[r], st[r]));
+      }
+      CHECK(ncclGroupEnd());
+  }
+}
+
+static int right(int kind, int d, int i) {
+  int sum = 0, none = (int)0xeeeeeeee, one = i < COUNT;
+  switch (kind) {
+    case REDUCED: for (int r = 0; r < N; r++) sum += value(r, i); return one ? sum : none;
+    case SCATTERED: for (int r = 0; r < N; r++) sum += value(r, d * COUNT + i); return one ? sum : none;
+    case GATHERED: return value(i / COUNT, i % COUNT);
+    case EXCHANGED: return value(i / COUNT, d * COUNT + i % COUNT);
+    case COLLECTED: return d == N - 1 ? value(i / COUNT, i % COUNT) : none;
+    case DEALT: return one ? value(1, d * COUNT + i) : none;
+    case CAST: return one ? value(N - 1, i) : none;
+    case CAST_HERE: return d && i == 0 ? value(0, 0) : none;
+    case BEST: return d == 0 && one ? value(N - 1, i) : none;
+    default: return one ? value((d + N - 1) % N, i) : none;
+  }
+}
+
+static void check(int kind) {
+  for (int d = 0; d < N; d++) {
+    int *got = fetch(d);
+    for (int i = 0; i < N * COUNT; i++)
+      if (got[i] != right(kind, d, i)) {
+        printf("collective %d, turn %d, rank %d, %d: %d, not %d\n", kind, turn, d, i, got[i], right(kind, d, i));
+        exit(1);
+      }
+  }
+}
+
 static void collectives(ncclComm_t *comm) {
   fill(N * COUNT);
   for (int op = 0; op < 5; op++) {
@@ -139,38 +201,12 @@ static void collectives(ncclComm_t *comm) {
       TRUE(got[COUNT] == (int)0xeeeeeeee);
     }
   }
-  EACH(ncclReduceScatter(in[r], out[r], COUNT, INT, 0, comm[r], stream[r]));
-  for (int d = 0; d < N; d++) {
-    int *got = fetch(d);
-    for (int i = 0; i < COUNT; i++) {
-      int sum = 0;
-      for (int r = 0; r < N; r++) sum += value(r, d * COUNT + i);
-      TRUE(got[i] == sum);
-    }
+  for (int kind = 0; kind < KINDS; kind++) {
+    fill(N * COUNT);
+    queue(kind, comm, stream);
+    check(kind);
   }
-  EACH(ncclAllGather(in[r], out[r], COUNT, INT, comm[r], stream[r]));
-  for (int d = 0; d < N; d++) { int *got = fetch(d); for (int i = 0; i < N * COUNT; i++) TRUE(got[i] == value(i / COUNT, i % COUNT)); }
-  EACH(ncclAlltoAll(in[r], out[r], COUNT, INT, comm[r], stream[r]));
-  for (int d = 0; d < N; d++) { int *got = fetch(d); for (int i = 0; i < N * COUNT; i++) TRUE(got[i] == value(i / COUNT, d * COUNT + i % COUNT)); }
-  fill(N * COUNT);
-  EACH(ncclGather(in[r], r == N - 1 ? out[r] : NULL, COUNT, INT, N - 1, comm[r], stream[r]));
-  { int *got = fetch(N - 1); for (int i = 0; i < N * COUNT; i++) TRUE(got[i] == value(i / COUNT, i % COUNT)); }
-  TRUE(fetch(0)[0] == (int)0xeeeeeeee);
-  EACH(ncclScatter(r == 1 ? in[r] : NULL, out[r], COUNT, INT, 1, comm[r], stream[r]));
-  for (int d = 0; d < N; d++) { int *got = fetch(d); for (int i = 0; i < COUNT; i++) TRUE(got[i] == value(1, d * COUNT + i)); }
-  EACH(ncclBroadcast(in[r], out[r], COUNT, INT, N - 1, comm[r], stream[r]));
-  for (int d = 0; d < N; d++) TRUE(fetch(d)[COUNT - 1] == value(N - 1, COUNT - 1));
-  EACH(ncclBcast(out[r], 1, INT, 0, comm[r], stream[r]));
-  EACH(ncclReduce(in[r], out[r], COUNT, INT, 2, 0, comm[r], stream[r]));
-  TRUE(fetch(0)[5] == value(N - 1, 5));
   EACH(ncclAllReduce(in[r], out[r], 0, INT, 0, comm[r], stream[r]));
-  CHECK(ncclGroupStart());
-  for (int r = 0; r < N; r++) {
-    CHECK(ncclSend(in[r], COUNT, INT, (r + 1) % N, comm[r], stream[r]));
-    CHECK(ncclRecv(out[r], COUNT, INT, (r + N - 1) % N, comm[r], stream[r]));
-  }
-  CHECK(ncclGroupEnd());
-  for (int d = 0; d < N; d++) TRUE(fetch(d)[7] == value((d + N - 1) % N, 7));
 }
 
 /* A thread's own default stream has one name in all threads. What the first one queues waits at a gate; the second one's
@@ -308,6 +344,110 @@ static void streams(ncclComm_t *comm) {
       TRUE(got[i] == N * sum);
     }
   }
+}
+
+static long long refused(void) { return beeline_test_cuda_counter ? beeline_test_cuda_counter("refused") : 0; }
+
+static void *ended(int device, stream_t st) {
+  void *graph = NULL;
+  on(device);
+  CHECK(cuStreamEndCapture(st, &graph));
+  TRUE(graph);
+  return graph;
+}
+
+static void *instance(void *graph) {
+  void *exec;
+  CHECK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+  CHECK(cuGraphDestroy(graph));
+  return exec;
+}
+
+/* The streams of all ranks, and a second one of each, in one capture; calls of a communicator keep their order from stream to
+   stream, which the program does not make. */
+static void forked(ncclComm_t *comm) {
+  stream_t side[N];
+  void *event[2 * N], *exec;
+  for (int r = 0; r < N; r++) {
+    on(r);
+    CHECK(cuStreamCreate(&side[r], 1));
+    for (int i = 0; i < 2; i++) CHECK(cuEventCreate(&event[2 * r + i], 2));
+  }
+  on(0);
+  CHECK(cuStreamBeginCapture_v2(stream[0], 0));
+  CHECK(cuEventRecord(event[0], stream[0]));
+  for (int r = 0; r < N; r++) {
+    on(r);
+    if (r) CHECK(cuStreamWaitEvent(stream[r], event[0], 0));
+    CHECK(cuStreamWaitEvent(side[r], event[0], 0));
+  }
+  queue(REDUCED, comm, stream);
+  EACH(ncclAllReduce(out[r], out[r], COUNT, INT, 0, comm[r], side[r]));
+  EACH(ncclAllReduce(out[r], out[r], COUNT, INT, 4, comm[r], stream[r]));
+  for (int r = 0; r < N; r++) {
+    on(r);
+    if (r) CHECK(cuEventRecord(event[2 * r], stream[r]));
+    CHECK(cuEventRecord(event[2 * r + 1], side[r]));
+    on(0);
+    if (r) CHECK(cuStreamWaitEvent(stream[0], event[2 * r], 0));
+    CHECK(cuStreamWaitEvent(stream[0], event[2 * r + 1], 0));
+  }
+  exec = instance(ended(0, stream[0]));
+  for (turn = 1; turn < 4; turn++) {
+    fill(COUNT);
+    for (int r = 0; r < N; r++) { on(r); CHECK(cuStreamSynchronize(stream[r])); }
+    on(0);
+    CHECK(cuGraphLaunch(exec, stream[0]));
+    CHECK(cuStreamSynchronize(stream[0]));
+    for (int d = 0; d < N; d++) { int *got = fetch(d); for (int i = 0; i < COUNT; i++) TRUE(got[i] == N * right(REDUCED, d, i)); }
+    fill(N * COUNT);
+    queue(GATHERED, comm, side);  /* and outside of the graph */
+    for (int r = 0; r < N; r++) { on(r); CHECK(cuStreamSynchronize(side[r])); }
+    check(GATHERED);
+  }
+  CHECK(cuGraphExecDestroy(exec));
+  for (int r = 0; r < N; r++) {
+    on(r);
+    CHECK(cuStreamDestroy_v2(side[r]));
+    for (int i = 0; i < 2; i++) CHECK(cuEventDestroy_v2(event[2 * r + i]));
+  }
+}
+
+/* Every collective captured, in every mode, and replayed, the communicator being used outside of graphs in between. No call that
+   the library makes meanwhile is one that captures do not allow. */
+static void graphs(ncclComm_t *comm) {
+  const char *path = getenv("BEELINE_COMM_PATH");
+  int staged = path && !strcmp(path, "staged");
+  long long before = refused();
+  void *exec[N];
+  for (int kind = 0; kind < KINDS; kind++) {
+    for (int r = 0; r < N; r++) { on(r); CHECK(cuStreamBeginCapture_v2(stream[r], kind % 3)); }
+    if (staged) {
+      on(0);
+      EXPECT(USAGE, ncclAllReduce(in[0], out[0], COUNT, INT, 0, comm[0], stream[0]));
+    } else {
+      queue(kind, comm, stream);
+      if (kind == PASSED) queue(PASSED, comm, stream);
+    }
+    for (int r = 0; r < N; r++) exec[r] = ended(r, stream[r]);
+    for (int r = 0; r < N; r++) { on(r); exec[r] = instance(exec[r]); }
+    TRUE(refused() == before);
+    for (turn = 1; turn < 4 && !staged; turn++) {
+      fill(N * COUNT);
+      for (int r = 0; r < N; r++) { on(r); CHECK(cuGraphLaunch(exec[r], stream[r])); }
+      check(kind);
+      if (turn == 2) {
+        fill(N * COUNT);
+        queue(kind, comm, stream);
+        for (int r = 0; r < N; r++) { on(r); CHECK(cuGraphLaunch(exec[r], stream[r])); }
+        check(kind);
+      }
+    }
+    for (int r = 0; r < N; r++) CHECK(cuGraphExecDestroy(exec[r]));
+  }
+  if (!staged) forked(comm);
+  turn = 0;
+  TRUE(refused() == before);
 }
 
 /* What a small call costs in a stream that the call before was in: a launch, whether the stream is being captured, and a few
@@ -450,6 +590,7 @@ int main(void) {
   CHECK(ncclCommInitAll(comm, N, NULL));
   collectives(comm);
   streams(comm);
+  graphs(comm);
   driver_calls(comm);
   threads(comm);
   operations(comm);

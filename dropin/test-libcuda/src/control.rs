@@ -10,8 +10,8 @@ use crate::state::{self, Driver, Kind, driver, lock};
 
 /// What is counted under `name`, or -1. Of the calling thread: `stack` (contexts pushed), `mode`
 /// (capture mode), `calls` (of the driver API). Of the process: `contexts` (retained), `streams`, `events`, `memory`, `host`,
-/// `physical`, `modules`, `copies`, `pageable`, `capture` (0 none, 1 going on, 2 spoilt), `captured`
-/// (operations in one), `emulated` (1: the kernels of collectives are there).
+/// `physical`, `modules`, `copies`, `pageable`, `capture` (0 none, 1 going on, 2 one is spoilt), `captured`
+/// (operations that became nodes), `refused` (calls, for the sake of a capture), `graphs` (and instances of them), `emulated` (1: the kernels of collectives are there).
 #[unsafe(no_mangle)]
 extern "C" fn beeline_test_cuda_counter(name: Text) -> i64 {
     let mut answer = -1;
@@ -42,8 +42,10 @@ fn count(driver: &Driver, name: &str) -> Option<i64> {
         "modules" => len(objects.modules.len()),
         "copies" => Some(driver.copies.load(Ordering::Relaxed)),
         "pageable" => Some(driver.pageable.load(Ordering::Relaxed)),
-        "captured" => Some(driver.captured.load(Ordering::Relaxed)),
-        "capture" => Some(lock(&driver.capture).map_or(0, |(_, spoilt)| 1 + i64::from(spoilt))),
+        "captured" => Some(lock(&driver.captures).nodes),
+        "refused" => Some(lock(&driver.captures).refused),
+        "capture" => Some(lock(&driver.captures).worst()),
+        "graphs" => len(objects.graphs.len() + objects.execs.len()),
         _ => None,
     }
 }
@@ -77,15 +79,6 @@ extern "C" fn beeline_test_cuda_fault(site: Text, after: u64, effect: Text) -> i
 extern "C" fn beeline_test_cuda_release() -> i32 {
     boundary(|| {
         faults()?.release();
-        Ok(())
-    })
-}
-
-/// Starts (or with 0 ends) a global capture of `stream`.
-#[unsafe(no_mangle)]
-extern "C" fn beeline_test_cuda_capture(stream: u64) -> i32 {
-    boundary(|| {
-        *lock(&driver()?.capture) = (stream != 0).then_some((stream, false));
         Ok(())
     })
 }

@@ -118,12 +118,6 @@ export! {
         // A device has one context, its primary one.
         id.set(context_index(context)? as u64 + 1)
     }
-
-    fn cuThreadExchangeStreamCaptureMode(mode: *mut i32) {
-        let new: i32 = crate::ffi::read(mode.cast())?;
-        if !(0..=2).contains(&new) { return Err(Cu::INVALID_VALUE); }
-        crate::ffi::write(mode.cast(), state::mode().replace(new))
-    }
 }
 
 /// The handle of a device's primary context.
@@ -194,7 +188,27 @@ fn described(error: i32) -> Option<(&'static std::ffi::CStr, &'static std::ffi::
         712 => (c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", c"already registered"),
         801 => (c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
         803 => (c"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", c"system has unsupported driver combination"),
+        401 => {
+            (c"CUDA_ERROR_ILLEGAL_STATE", c"the operation cannot be performed in the present state")
+        }
         900 => (c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"not permitted while capturing"),
+        901 => (
+            c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+            c"the capture failed because of an earlier error",
+        ),
+        902 => (c"CUDA_ERROR_STREAM_CAPTURE_MERGE", c"two captures would merge"),
+        903 => {
+            (c"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", c"the capture was not begun in this stream")
+        }
+        904 => {
+            (c"CUDA_ERROR_STREAM_CAPTURE_UNJOINED", c"the capture has streams that were not joined")
+        }
+        905 => (c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION", c"a dependency would cross the capture"),
+        906 => (c"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", c"the legacy stream depends on a capture"),
+        907 => (c"CUDA_ERROR_CAPTURED_EVENT", c"the event was last recorded in a capture"),
+        908 => {
+            (c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", c"the capture was begun by another thread")
+        }
         999 => (c"CUDA_ERROR_UNKNOWN", c"unknown error"),
         _ => return None,
     })

@@ -16,6 +16,7 @@ impl Cu {
     pub(crate) const INVALID_CONTEXT: Self = Self(201);
     pub(crate) const INVALID_PTX: Self = Self(218);
     pub(crate) const INVALID_HANDLE: Self = Self(400);
+    pub(crate) const ILLEGAL_STATE: Self = Self(401);
     pub(crate) const NOT_FOUND: Self = Self(500);
     pub(crate) const NOT_READY: Self = Self(600);
     pub(crate) const PEER_ACCESS_UNSUPPORTED: Self = Self(217);
@@ -24,6 +25,14 @@ impl Cu {
     pub(crate) const NOT_REGISTERED: Self = Self(713);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
     pub(crate) const CAPTURE_UNSUPPORTED: Self = Self(900);
+    pub(crate) const CAPTURE_INVALIDATED: Self = Self(901);
+    pub(crate) const CAPTURE_MERGE: Self = Self(902);
+    pub(crate) const CAPTURE_UNMATCHED: Self = Self(903);
+    pub(crate) const CAPTURE_UNJOINED: Self = Self(904);
+    pub(crate) const CAPTURE_ISOLATION: Self = Self(905);
+    pub(crate) const CAPTURE_IMPLICIT: Self = Self(906);
+    pub(crate) const CAPTURED_EVENT: Self = Self(907);
+    pub(crate) const CAPTURE_WRONG_THREAD: Self = Self(908);
     pub(crate) const UNKNOWN: Self = Self(999);
 }
 
@@ -68,6 +77,10 @@ pub(crate) use export;
 pub(crate) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
+    pub(crate) const fn is_null(&self) -> bool {
+        self.0.is_null()
+    }
+
     pub(crate) fn set(self, value: T) -> Result<(), Cu> {
         if self.0.is_null() {
             return Err(Cu::INVALID_VALUE);

@@ -3,7 +3,8 @@
 //! It exports the part of the CUDA driver API that Beeline calls, so that tests run the real CUDA code
 //! of the library (its loading of symbols, contexts, streams, errors) on a machine without a GPU. It is
 //! strict where the driver is: no call without a current context, no copy outside an allocation, no
-//! handle that was not given out, and a thread that has not relaxed its capture mode spoils a capture.
+//! handle that was not given out. What is queued in a captured stream becomes part of a graph, which can be launched any
+//! number of times; a call that a capture does not allow spoils it (`capture`).
 //!
 //! Environment, read once by `cuInit` (and by the calls that work before it):
 //!
@@ -29,10 +30,12 @@
 //!
 //! The module `control` has functions of its own by which a test looks behind the driver.
 
+mod capture;
 mod control;
 mod device;
 mod emulated;
 mod ffi;
+mod graph;
 mod memory;
 mod module;
 mod peers;

@@ -37,7 +37,8 @@ export! {
     fn cuMemAlloc_v2(ptr: Out<u64>, len: usize) { alloc(driver()?, ptr, len, Kind::Plain) }
 
     fn cuMemAllocAsync(ptr: Out<u64>, len: usize, stream: u64) {
-        driver()?.queue(stream)?;
+        // Memory of a graph is not simulated.
+        driver()?.apart(stream)?;
         alloc(driver()?, ptr, len, Kind::Pool)
     }
 
@@ -52,7 +53,7 @@ export! {
     }
 
     fn cuMemFreeAsync(ptr: u64, stream: u64) {
-        driver()?.queue(stream)?;
+        driver()?.apart(stream)?;
         free(driver()?, ptr)
     }
 
@@ -98,6 +99,7 @@ export! {
     fn cuMemGetHandleForAddressRange(
         handle: Out<i32>, ptr: u64, len: usize, kind: i32, flags: u64,
     ) {
+        driver()?.guard()?;
         let page = beeline_sys::mem::page_size() as u64;
         let whole = ptr.is_multiple_of(page) && (len as u64).is_multiple_of(page) && len > 0;
         if kind != 1 || flags != 0 || !whole { return Err(Cu::INVALID_VALUE); }
@@ -120,6 +122,7 @@ export! {
     }
 
     fn cuMemCreate(handle: Out<u64>, len: usize, prop: In<Prop>, flags: u64) {
+        driver()?.guard()?;
         let driver = driver()?;
         let prop = prop.at(0)?;
         let fits = len > 0 && len.is_multiple_of(GRANULARITY) && prop.kind == 1 && flags == 0;
@@ -138,6 +141,7 @@ export! {
     }
 
     fn cuMemAddressReserve(ptr: Out<u64>, len: usize, align: usize, at: u64, flags: u64) {
+        driver()?.guard()?;
         if align != 0 || at != 0 || flags != 0 { return Err(Cu::INVALID_VALUE); }
         let driver = driver()?;
         let mut objects = driver.objects();
@@ -148,6 +152,7 @@ export! {
     }
 
     fn cuMemMap(ptr: u64, len: usize, offset: usize, handle: u64, flags: u64) {
+        driver()?.guard()?;
         let driver = driver()?;
         let mut objects = driver.objects();
         let found = objects.physical.get_mut(&handle).ok_or(Cu::INVALID_VALUE)?;
@@ -160,6 +165,7 @@ export! {
     }
 
     fn cuMemSetAccess(ptr: u64, len: usize, access: In<[i32; 3]>, count: usize) {
+        driver()?.guard()?;
         let driver = driver()?;
         let [kind, device, flags] = access.at(0)?;
         let mut objects = driver.objects();
@@ -181,6 +187,7 @@ export! {
     }
 
     fn cuMemUnmap(ptr: u64, len: usize) {
+        driver()?.guard()?;
         let mut objects = driver()?.objects();
         let known = |it: &&mut Physical| it.mapped && it.buffer.ptr().as_u64() == ptr;
         let found = objects.physical.values_mut().find(known).ok_or(Cu::INVALID_VALUE)?;
@@ -192,6 +199,7 @@ export! {
     }
 
     fn cuMemAddressFree(ptr: u64, len: usize) {
+        driver()?.guard()?;
         let mut objects = driver()?.objects();
         let known = |it: &&mut Physical| it.reserved && it.buffer.ptr().as_u64() == ptr;
         let found = objects.physical.values_mut().find(known).ok_or(Cu::INVALID_VALUE)?;
@@ -201,6 +209,7 @@ export! {
     }
 
     fn cuMemRelease(handle: u64) {
+        driver()?.guard()?;
         driver()?.objects().physical.remove(&handle).map(drop).ok_or(Cu::INVALID_VALUE)
     }
 }

@@ -35,7 +35,7 @@ export! {
         module: Out<u64>, image: Text, count: u32, options: In<i32>, values: In<*mut c_void>,
     ) {
         let driver = driver()?;
-        driver.current()?;
+        driver.current_unsafe()?;
         let text = image.read()?;
         if !text.lines().any(|line| line.starts_with(".version")) {
             let mut log = (std::ptr::null_mut(), 0);
@@ -59,6 +59,7 @@ export! {
     }
 
     fn cuModuleUnload(module: u64) {
+        driver()?.guard()?;
         driver()?.objects().modules.remove(&module).map(drop).ok_or(Cu::INVALID_HANDLE)
     }
 
@@ -82,6 +83,7 @@ export! {
     }
 
     fn cuFuncLoad(function: u64) {
+        driver()?.guard()?;
         driver()?.objects().functions.get(&function).map(|_| ()).ok_or(Cu::INVALID_HANDLE)
     }
 
@@ -90,7 +92,7 @@ export! {
         block_z: u32, shared: u32, stream: u64, params: In<*mut c_void>, extra: *const c_void,
     ) {
         let driver = driver()?;
-        let (index, stream) = driver.queue(stream)?;
+        driver.stream(stream)?;
         let threads = u64::from(grid_x) * u64::from(block_x);
         let flat = grid_y == 1 && grid_z == 1 && block_y == 1 && block_z == 1;
         if threads == 0 || !flat || shared > 48 << 10 || block_x > 1024 || !extra.is_null() {
@@ -101,8 +103,10 @@ export! {
             Function::Named(name) => name,
             Function::Emulated(entry) => {
                 let arguments = entry.arguments(&params)?;
-                let queued = entry.launch(arguments, (grid_x, block_x), &stream);
-                return queued.map_err(|error| driver.code(index, &error));
+                let shape = (grid_x, block_x);
+                return driver.submit(stream, move |stream| {
+                    entry.launch(arguments.clone(), shape, stream)
+                });
             }
         };
         let mut args = vec![KernelArg::Buffer(words(driver, &params, 0)?)];
@@ -116,6 +120,6 @@ export! {
             }
             _ => args.push(KernelArg::U32(read(params.at(2)?)?)),
         }
-        stream.launch(&name, &args).map_err(|error| driver.code(index, &error))
+        driver.submit(stream, move |stream| stream.launch(&name, &args))
     }
 }

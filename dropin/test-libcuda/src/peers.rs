@@ -56,6 +56,7 @@ export! {
     }
 
     fn cuCtxEnablePeerAccess(peer: *mut c_void, flags: u32) {
+        driver()?.guard()?;
         let driver = driver()?;
         let (own, peer) = (driver.current()?, context_index(peer)?);
         if flags != 0 { return Err(Cu::INVALID_VALUE); }
@@ -67,6 +68,7 @@ export! {
     }
 
     fn cuIpcGetMemHandle(handle: Out<Handle>, ptr: u64) {
+        driver()?.guard()?;
         let driver = driver()?;
         driver.current()?;
         let start = {
@@ -109,6 +111,7 @@ export! {
     }
 
     fn cuMemExportToShareableHandle(place: *mut c_void, handle: u64, kind: i32, flags: u64) {
+        driver()?.guard()?;
         let driver = driver()?;
         driver.current()?;
         if kind != POSIX_FD || flags != 0 { return Err(Cu::INVALID_VALUE); }
@@ -127,6 +130,7 @@ export! {
     }
 
     fn cuMemImportFromShareableHandle(handle: Out<u64>, fd: *mut c_void, kind: i32) {
+        driver()?.guard()?;
         let driver = driver()?;
         let device = driver.current()?;
         let number = i32::try_from(fd.addr()).map_err(|_| Cu::INVALID_VALUE)?;

@@ -2,8 +2,10 @@
 
 use std::ffi::c_void;
 
+use crate::capture::*;
 use crate::device::*;
 use crate::ffi::{Cu, Out, Text, export};
+use crate::graph::*;
 use crate::memory::*;
 use crate::module::*;
 use crate::peers::*;
@@ -84,6 +86,15 @@ functions! {
     "cuStreamGetCtx" 9020 cuStreamGetCtx;
     "cuStreamWaitEvent" 3020 cuStreamWaitEvent;
     "cuStreamIsCapturing" 10000 cuStreamIsCapturing;
+    "cuStreamGetCaptureInfo" 11030 cuStreamGetCaptureInfo_v2;
+    "cuStreamBeginCapture" 10010 cuStreamBeginCapture_v2;
+    "cuStreamEndCapture" 10000 cuStreamEndCapture;
+    "cuGraphInstantiate" 11040 cuGraphInstantiateWithFlags;
+    "cuGraphInstantiateWithFlags" 11040 cuGraphInstantiateWithFlags;
+    "cuGraphLaunch" 10000 cuGraphLaunch;
+    "cuGraphGetNodes" 10000 cuGraphGetNodes;
+    "cuGraphDestroy" 10000 cuGraphDestroy;
+    "cuGraphExecDestroy" 10000 cuGraphExecDestroy;
     "cuStreamWriteValue32" 11070 cuStreamWriteValue32_v2;
     "cuStreamWriteValue64" 11070 cuStreamWriteValue64_v2;
     "cuStreamWaitValue64" 11070 cuStreamWaitValue64_v2;

@@ -10,13 +10,15 @@ use beeline::config::SimConfig;
 use beeline::gpu::sim::{Effect, Site};
 use beeline::gpu::{Buffer, Event, Gpu, PinnedMem, Stream};
 
+use crate::capture::{Captures, Place};
 use crate::ffi::Cu;
+use crate::graph::{Exec, Graph};
 use crate::module::{Function, Module};
 use crate::settings::Settings;
 
 /// What capture mode a thread starts with (`CU_STREAM_CAPTURE_MODE_GLOBAL`), and the relaxed one.
-const MODE_GLOBAL: i32 = 0;
-const MODE_RELAXED: i32 = 2;
+pub(crate) const MODE_GLOBAL: i32 = 0;
+pub(crate) const MODE_RELAXED: i32 = 2;
 
 pub(crate) struct Driver {
     pub(crate) settings: Settings,
@@ -24,11 +26,8 @@ pub(crate) struct Driver {
     pub(crate) objects: Mutex<Objects>,
     pub(crate) copies: AtomicI64,
     pub(crate) pageable: AtomicI64,
-    /// Operations queued in a stream while it was being captured.
-    pub(crate) captured: AtomicI64,
     next: AtomicU64,
-    /// The stream that is being captured, and whether somebody spoilt the capture.
-    pub(crate) capture: Mutex<Option<(u64, bool)>>,
+    pub(crate) captures: Mutex<Captures>,
 }
 
 pub(crate) struct Device {
@@ -49,15 +48,19 @@ pub(crate) struct Objects {
     /// Handles of destroyed streams, and the numbers of those that there are.
     pub(crate) destroyed: Vec<u64>,
     pub(crate) ids: HashMap<u64, u64>,
+    /// Streams that do not wait for the legacy stream, nor that for them.
+    pub(crate) apart: HashSet<u64>,
     /// Of streams that were made with one.
     pub(crate) priorities: HashMap<u64, i32>,
-    pub(crate) events: HashMap<u64, (usize, Option<Event>)>,
+    pub(crate) events: HashMap<u64, (usize, Recorded)>,
     /// What `cuStreamQuery` waits to see, by stream.
     pub(crate) asked: HashMap<u64, (Event, u64)>,
     /// Operations queued so far, by stream.
     pub(crate) queued: HashMap<u64, u64>,
     pub(crate) modules: HashMap<u64, Module>,
     pub(crate) functions: HashMap<u64, Function>,
+    pub(crate) graphs: HashMap<u64, Graph>,
+    pub(crate) execs: HashMap<u64, Arc<Exec>>,
     pub(crate) physical: HashMap<u64, Physical>,
     /// What other processes may ask for, by the number of its handle.
     pub(crate) exported: HashMap<u64, Buffer>,
@@ -65,6 +68,18 @@ pub(crate) struct Objects {
     pub(crate) peers: HashSet<(usize, usize)>,
     /// Mapped memory, by address, and devices that may use it besides its own.
     pub(crate) opened: HashSet<(u64, usize)>,
+}
+
+/// Where an event was recorded last.
+#[derive(Clone)]
+pub(crate) enum Recorded {
+    Never,
+    At(Event),
+    /// In a capture, by its number, after these of its nodes.
+    Captured {
+        capture: u64,
+        after: Vec<usize>,
+    },
 }
 
 #[derive(Clone)]
@@ -144,9 +159,8 @@ impl Driver {
             objects: Mutex::default(),
             copies: AtomicI64::new(0),
             pageable: AtomicI64::new(0),
-            captured: AtomicI64::new(0),
             next: AtomicU64::new(0x1000),
-            capture: Mutex::new(None),
+            captures: Mutex::default(),
         })
     }
 
@@ -174,14 +188,9 @@ impl Driver {
         }
     }
 
-    /// [`Self::current`], for a call that spoils a capture anywhere unless the thread is relaxed.
+    /// [`Self::current`], for a call that is not safe beside a capture.
     pub(crate) fn current_unsafe(&self) -> Result<usize, Cu> {
-        if let Some((_, spoilt)) = &mut *lock(&self.capture)
-            && MODE.get() != MODE_RELAXED
-        {
-            *spoilt = true;
-            return Err(Cu::CAPTURE_UNSUPPORTED);
-        }
+        self.guard()?;
         self.current()
     }
 
@@ -199,21 +208,6 @@ impl Driver {
         Cu(self.settings.lost)
     }
 
-    /// [`Self::stream`], to queue an operation in.
-    pub(crate) fn queue(&self, handle: u64) -> Result<(usize, Arc<Stream>), Cu> {
-        let found = self.look(handle)?;
-        *self.objects().queued.entry(self.key(handle)?).or_default() += 1;
-        Ok(found)
-    }
-
-    /// [`Self::stream`], to ask something that a captured stream does not answer.
-    pub(crate) fn look(&self, handle: u64) -> Result<(usize, Arc<Stream>), Cu> {
-        if lock(&self.capture).is_some_and(|(captured, _)| captured == handle) {
-            self.captured.fetch_add(1, Ordering::Relaxed);
-        }
-        self.stream(handle)
-    }
-
     /// What a stream is known by: its handle, and for the default streams what stands for the one that is meant.
     pub(crate) fn key(&self, handle: u64) -> Result<u64, Cu> {
         let current = self.current()? as u64;
@@ -222,6 +216,13 @@ impl Driver {
             2 => self.per_thread() + current,
             _ => handle,
         })
+    }
+
+    /// A stream as captures know it.
+    pub(crate) fn place(&self, handle: u64) -> Result<Place, Cu> {
+        let (key, legacy) = (self.key(handle)?, self.current()? as u64);
+        let apart = self.objects().apart.contains(&key);
+        Ok(Place { key, legacy: (!apart).then_some(legacy) })
     }
 
     /// The stream behind a handle, 0 to 2 being the default streams of the current device.
@@ -249,10 +250,15 @@ impl Driver {
 impl Driver {
     /// Where the keys of the calling thread's own default streams start, apart from every handle.
     fn per_thread(&self) -> u64 {
+        (1 << 60) + self.thread() * 16
+    }
+
+    /// The number of the calling thread.
+    pub(crate) fn thread(&self) -> u64 {
         if THREAD.get() == 0 {
             THREAD.set(self.handle());
         }
-        (1 << 60) + THREAD.get() * 16
+        THREAD.get()
     }
 }
 

@@ -7,11 +7,14 @@ use std::time::{Duration, Instant};
 
 use beeline::gpu::{Compare, Stream};
 
+use crate::capture::Wait;
 use crate::device::{context_index, handle_of};
 use crate::ffi::{Cu, Out, export};
 use crate::memory::borrow;
-use crate::state::{Driver, driver, lock};
+use crate::state::{Driver, Recorded, driver, lock};
 
+/// `CU_STREAM_NON_BLOCKING`.
+const NON_BLOCKING: u32 = 1;
 /// As on an H200.
 const PRIORITY_GREATEST: i32 = -5;
 
@@ -29,7 +32,8 @@ export! {
 
     fn cuStreamGetPriority(stream: u64, priority: Out<i32>) {
         let driver = driver()?;
-        driver.queue(stream)?;
+        // Whether a captured stream answers is not known.
+        driver.apart(stream)?;
         priority.set(driver.objects().priorities.get(&stream).copied().unwrap_or(0))
     }
 
@@ -42,7 +46,7 @@ export! {
     fn cuStreamQuery(stream: u64) {
         let driver = driver()?;
         driver.current_unsafe()?;
-        let (index, queue) = driver.look(stream)?;
+        let (index, queue) = driver.apart(stream)?;
         let key = driver.key(stream)?;
         // One event for as long as nothing else is queued: a caller that asks again and again neither fills the queue nor
         // waits for what it asked itself.
@@ -63,32 +67,32 @@ export! {
     fn cuStreamSynchronize(stream: u64) {
         let driver = driver()?;
         driver.current_unsafe()?;
-        let (index, stream) = driver.queue(stream)?;
+        let (index, stream) = driver.apart(stream)?;
         finish(driver, index, &stream)
     }
 
     fn cuMemcpyHtoD_v2(dst: u64, src: *const c_void, len: usize) {
-        driver()?.current_unsafe()?;
+        let (index, stream) = waited_for(driver()?)?;
         host_copy(driver()?, dst, src.cast_mut(), len as u64, 0, true)?;
-        let (index, stream) = driver()?.queue(0)?;
         finish(driver()?, index, &stream)
     }
 
     fn cuMemcpyDtoH_v2(dst: *mut c_void, src: u64, len: usize) {
-        driver()?.current_unsafe()?;
+        let (index, stream) = waited_for(driver()?)?;
         host_copy(driver()?, src, dst, len as u64, 0, false)?;
-        let (index, stream) = driver()?.queue(0)?;
         finish(driver()?, index, &stream)
     }
 
     fn cuMemsetD8_v2(dst: u64, value: u8, len: usize) {
-        driver()?.current_unsafe()?;
+        let (index, stream) = waited_for(driver()?)?;
         match cuMemsetD8Async(dst, value, len, 0) { 0 => {}, code => return Err(Cu(code)) }
-        let (index, stream) = driver()?.queue(0)?;
         finish(driver()?, index, &stream)
     }
 
     fn cuStreamDestroy_v2(stream: u64) {
+        driver()?.guard()?;
+        if stream > 2 { driver()?.gone(stream)?; }
+        driver()?.objects().apart.remove(&stream);
         driver()?.objects().asked.remove(&stream);
         driver()?.objects().queued.remove(&stream);
         driver()?.objects().priorities.remove(&stream);
@@ -99,7 +103,11 @@ export! {
     }
 
     fn cuStreamGetId(stream: u64, id: Out<u64>) {
-        id.set(driver()?.objects().ids.get(&stream).copied().ok_or(Cu::INVALID_HANDLE)?)
+        let driver = driver()?;
+        driver.guard()?;
+        let known = driver.objects().ids.get(&stream).copied().ok_or(Cu::INVALID_HANDLE)?;
+        driver.gone(stream)?;
+        id.set(known)
     }
 
     fn cuStreamGetCtx(stream: u64, context: Out<*mut c_void>) {
@@ -111,23 +119,20 @@ export! {
         context.set(handle_of(index))
     }
 
-    fn cuStreamIsCapturing(stream: u64, status: Out<i32>) {
-        let driver = driver()?;
-        driver.stream(stream)?;
-        status.set(match *lock(&driver.capture) {
-            Some((captured, spoilt)) if captured == stream => 1 + i32::from(spoilt),
-            _ => 0,
-        })
-    }
-
     fn cuStreamWaitEvent(stream: u64, event: u64, flags: u32) {
         let driver = driver()?;
-        let (index, stream) = driver.queue(stream)?;
+        driver.stream(stream)?;
         if flags != 0 { return Err(Cu::INVALID_VALUE); }
         let recorded = driver.objects().events.get(&event).ok_or(Cu::INVALID_HANDLE)?.1.clone();
-        // An event that was never recorded is done.
-        let Some(recorded) = recorded else { return Ok(()) };
-        stream.wait_event(&recorded).map_err(|error| driver.code(index, &error))
+        let place = driver.place(stream)?;
+        let waits = lock(&driver.captures).wait(place, &recorded)?;
+        match (waits, recorded) {
+            (Wait::Outside, Recorded::At(event)) => {
+                driver.submit(stream, move |stream| stream.wait_event(&event))
+            }
+            // An event that was never recorded is done.
+            _ => Ok(()),
+        }
     }
 
     fn cuEventCreate(event: Out<u64>, flags: u32) {
@@ -135,7 +140,7 @@ export! {
         let index = driver.current()?;
         if flags > 7 { return Err(Cu::INVALID_VALUE); }
         let handle = driver.handle();
-        driver.objects().events.insert(handle, (index, None));
+        driver.objects().events.insert(handle, (index, Recorded::Never));
         event.set(handle)
     }
 
@@ -145,11 +150,19 @@ export! {
 
     fn cuEventRecord(event: u64, stream: u64) {
         let driver = driver()?;
-        let (index, stream) = driver.queue(stream)?;
+        let (index, queue) = driver.stream(stream)?;
         let known = driver.objects().events.get(&event).map(|(device, _)| *device);
         if known.ok_or(Cu::INVALID_HANDLE)? != index { return Err(Cu::INVALID_HANDLE); }
-        let recorded = stream.record().map_err(|error| driver.code(index, &error))?;
-        driver.objects().events.insert(event, (index, Some(recorded)));
+        let place = driver.place(stream)?;
+        let inside = lock(&driver.captures).record(place)?;
+        let recorded = match inside {
+            Some(inside) => inside,
+            None => {
+                *driver.objects().queued.entry(place.key).or_default() += 1;
+                Recorded::At(queue.record().map_err(|error| driver.code(index, &error))?)
+            }
+        };
+        driver.objects().events.insert(event, (index, recorded));
         Ok(())
     }
 
@@ -158,7 +171,9 @@ export! {
         driver.current_unsafe()?;
         let known = driver.objects().events.get(&event).cloned();
         let (index, recorded) = known.ok_or(Cu::INVALID_HANDLE)?;
-        match recorded.map_or(Ok(true), |recorded| recorded.is_done()) {
+        lock(&driver.captures).ask(&recorded)?;
+        let Recorded::At(recorded) = recorded else { return Ok(()) };
+        match recorded.is_done() {
             Ok(true) => Ok(()),
             Ok(false) => Err(Cu::NOT_READY),
             Err(error) => Err(driver.code(index, &error)),
@@ -174,31 +189,25 @@ export! {
     }
 
     fn cuMemcpyDtoDAsync_v2(dst: u64, src: u64, len: usize, stream: u64) {
-        let (to, from) = device_copy(driver()?, dst, src, len as u64, stream)?;
-        let overlap = dst.abs_diff(src) < len as u64;
-        if to != from || overlap { return Err(Cu::INVALID_VALUE); }
-        Ok(())
+        if dst.abs_diff(src) < len as u64 { return Err(Cu::INVALID_VALUE); }
+        device_copy(driver()?, dst, src, len as u64, stream, |to, from| to == from)
     }
 
     fn cuMemcpyPeerAsync(
         dst: u64, to: *mut c_void, src: u64, from: *mut c_void, len: usize, stream: u64,
     ) {
         let contexts = (context_index(to)?, context_index(from)?);
-        if device_copy(driver()?, dst, src, len as u64, stream)? != contexts {
-            return Err(Cu::INVALID_VALUE);
-        }
-        Ok(())
+        device_copy(driver()?, dst, src, len as u64, stream, |to, from| (to, from) == contexts)
     }
 
     fn cuMemsetD8Async(dst: u64, value: u8, len: usize, stream: u64) {
         let driver = driver()?;
-        let (index, stream) = driver.queue(stream)?;
         let (memory, offset) = {
             let objects = driver.objects();
             let (memory, offset) = objects.device_memory(dst, len as u64)?;
             (memory.buffer.clone(), offset)
         };
-        stream.fill(&memory, offset, len as u64, value).map_err(|e| driver.code(index, &e))
+        driver.submit(stream, move |stream| stream.fill(&memory, offset, len as u64, value))
     }
 
     fn cuStreamWriteValue32_v2(stream: u64, addr: u64, value: u32, flags: u32) {
@@ -243,7 +252,7 @@ fn host_copy(
     stream: u64,
     into: bool,
 ) -> Result<(), Cu> {
-    let (index, stream) = driver.queue(stream)?;
+    let (index, queue) = driver.stream(stream)?;
     let (memory, at, registered) = {
         let objects = driver.objects();
         let (memory, at) = objects.device_memory(ptr, len)?;
@@ -256,18 +265,24 @@ fn host_copy(
         Some(known) => known,
         None => (borrow(driver, index, host, len as usize)?, 0),
     };
-    let queued = if into {
-        stream.copy_to_device(&memory, at, &pinned, from, len)
-    } else {
-        stream.copy_to_host(&pinned, from, &memory, at, len)
-    };
-    queued.map_err(|error| driver.code(index, &error))?;
-    if pageable {
+    driver.submit(stream, move |stream| match into {
+        true => stream.copy_to_device(&memory, at, &pinned, from, len),
+        false => stream.copy_to_host(&pinned, from, &memory, at, len),
+    })?;
+    // In a graph it is the program's promise that the memory is there at every replay.
+    let place = driver.place(stream)?;
+    if pageable && !lock(&driver.captures).has(place) {
         // The memory may be gone after the call, so the copy is made now.
         driver.pageable.fetch_add(1, Ordering::Relaxed);
-        finish(driver, index, &stream)?;
+        finish(driver, index, &queue)?;
     }
     Ok(())
+}
+
+/// The legacy stream, for a call that waits for it.
+fn waited_for(driver: &Driver) -> Result<(usize, Arc<Stream>), Cu> {
+    driver.current_unsafe()?;
+    driver.apart(0)
 }
 
 fn finish(driver: &Driver, index: usize, stream: &Stream) -> Result<(), Cu> {
@@ -275,35 +290,38 @@ fn finish(driver: &Driver, index: usize, stream: &Stream) -> Result<(), Cu> {
     stream.synchronize(deadline).map_err(|error| driver.code(index, &error))
 }
 
-/// Queues a copy between device memories; answers the devices of both.
+/// Queues a copy between device memories, where `fits` says so of their devices.
 fn device_copy(
     driver: &Driver,
     dst: u64,
     src: u64,
     len: u64,
     stream: u64,
-) -> Result<(usize, usize), Cu> {
-    let (index, stream) = driver.queue(stream)?;
+    fits: impl FnOnce(usize, usize) -> bool,
+) -> Result<(), Cu> {
     let (to, from) = {
         let objects = driver.objects();
         let (to, to_at) = objects.device_memory(dst, len)?;
         let (from, from_at) = objects.device_memory(src, len)?;
         ((to.clone(), to_at), (from.clone(), from_at))
     };
+    if !fits(to.0.device, from.0.device) {
+        return Err(Cu::INVALID_VALUE);
+    }
     driver.copies.fetch_add(1, Ordering::Relaxed);
-    stream
-        .copy_on_device(&to.0.buffer, to.1, &from.0.buffer, from.1, len)
-        .map_err(|error| driver.code(index, &error))?;
-    Ok((to.0.device, from.0.device))
+    driver.submit(stream, move |stream| {
+        stream.copy_on_device(&to.0.buffer, to.1, &from.0.buffer, from.1, len)
+    })
 }
 
+#[derive(Clone, Copy)]
 enum Word {
     Write(u32),
     Wait(u32, Compare),
 }
 
 fn word(driver: &Driver, stream: u64, addr: u64, operation: Word) -> Result<(), Cu> {
-    let (index, stream) = driver.queue(stream)?;
+    driver.stream(stream)?;
     if driver.settings.lacks("memops") {
         return Err(Cu::NOT_SUPPORTED);
     }
@@ -316,26 +334,28 @@ fn word(driver: &Driver, stream: u64, addr: u64, operation: Word) -> Result<(), 
             host.map(|(memory, at)| (memory.clone(), at)),
         )
     };
-    let queued = match (operation, device, host) {
-        (Word::Write(value), Some((memory, at)), _) => stream.write_value(&memory, at, value),
+    if device.is_none() && host.is_none() {
+        return Err(Cu::INVALID_VALUE);
+    }
+    driver.submit(stream, move |stream| match (operation, &device, &host) {
+        (Word::Write(value), Some((memory, at)), _) => stream.write_value(memory, *at, value),
         (Word::Write(value), None, Some((memory, at))) => {
-            stream.write_host_value(&memory, at, value)
+            stream.write_host_value(memory, *at, value)
         }
         (Word::Wait(value, compare), Some((memory, at)), _) => {
-            stream.wait_value(&memory, at, value, compare)
+            stream.wait_value(memory, *at, value, compare)
         }
         (Word::Wait(value, compare), None, Some((memory, at))) => {
-            stream.wait_host_value(&memory, at, value, compare)
+            stream.wait_host_value(memory, *at, value, compare)
         }
-        (_, None, None) => return Err(Cu::INVALID_VALUE),
-    };
-    queued.map_err(|error| driver.code(index, &error))
+        (_, None, None) => Ok(()),
+    })
 }
 
 /// A stream of the current device.
 fn make(flags: u32) -> Result<u64, Cu> {
     let driver = driver()?;
-    let index = driver.current()?;
+    let index = driver.current_unsafe()?;
     if flags > 1 {
         return Err(Cu::INVALID_VALUE);
     }
@@ -345,6 +365,9 @@ fn make(flags: u32) -> Result<u64, Cu> {
     let again = if driver.settings.reuse { objects.destroyed.pop() } else { None };
     let handle = again.unwrap_or(id);
     objects.ids.insert(handle, id);
+    if flags & NON_BLOCKING != 0 {
+        objects.apart.insert(handle);
+    }
     objects.streams.insert(handle, (index, Arc::new(made)));
     Ok(handle)
 }

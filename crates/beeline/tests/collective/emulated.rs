@@ -74,3 +74,14 @@ fn large_moves_are_copies() {
 fn threads_write_registered_memory() {
     again(&["straight::"]);
 }
+
+#[test]
+fn calls_are_captured() {
+    again(&["graphs::"]);
+}
+
+/// In lines, too.
+#[test]
+fn calls_in_lines_are_captured() {
+    with(&["graphs::every_collective_2", "graphs::groups"], "1");
+}

@@ -9,7 +9,11 @@
 
 mod copies;
 mod data;
+#[path = "../cuda_over_test_libcuda/driver.rs"]
+#[allow(dead_code, reason = "what the other program needs besides")]
+mod driver;
 mod emulated;
+mod graphs;
 #[path = "../cuda_over_test_libcuda/library.rs"]
 #[allow(dead_code, reason = "what the other program needs besides")]
 mod library;

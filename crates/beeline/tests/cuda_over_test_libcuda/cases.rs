@@ -11,6 +11,7 @@ use beeline::gpu::{
 use beeline_sys::cuda;
 use beeline_sys::mem::{FileMap, HostMem};
 
+use crate::captures;
 use crate::driver::Direct;
 use crate::guest;
 use crate::library::answer;
@@ -28,6 +29,10 @@ pub const ALL: &[(&str, fn())] = &[
     ("names_mig", names_mig),
     ("manners", guest::manners),
     ("captures", guest::captures),
+    ("capture_rules", captures::rules),
+    ("capture_modes", captures::modes),
+    ("capture_forks", captures::forks),
+    ("replays", captures::replays),
     ("foreign_streams", guest::foreign_streams),
     ("per_thread_stream", guest::per_thread_stream),
     ("foreign_pointers", guest::foreign_pointers),

@@ -26,6 +26,65 @@ impl Direct {
         function(a)
     }
 
+    /// Calls a function of up to six words; what it does not take is in registers that it does not read.
+    pub fn call(&self, name: &str, arguments: &[usize]) -> i32 {
+        type F = extern "C" fn(usize, usize, usize, usize, usize, usize) -> i32;
+        let word = |at: usize| arguments.get(at).copied().unwrap_or(0);
+        assert!(arguments.len() <= 6, "{name}");
+        // SAFETY: the tests name functions of words alone, no more than are passed.
+        let function = unsafe { self.library.get::<F>(name) }.unwrap();
+        function(word(0), word(1), word(2), word(3), word(4), word(5))
+    }
+
+    /// [`Self::call`], which must succeed.
+    pub fn done(&self, name: &str, arguments: &[usize]) {
+        assert_eq!(self.call(name, arguments), 0, "{name} {arguments:x?}");
+    }
+
+    /// Begins a capture of a stream.
+    pub fn begin(&self, stream: usize, mode: usize) {
+        self.done("cuStreamBeginCapture_v2", &[stream, mode]);
+    }
+
+    /// Ends it; a graph of it that can be launched, or the code.
+    pub fn end(&self, stream: usize) -> Result<usize, i32> {
+        Ok(self.instance(self.end_graph(stream)?))
+    }
+
+    /// Ends it; the graph, or the code.
+    pub fn end_graph(&self, stream: usize) -> Result<usize, i32> {
+        let mut graph = 0_usize;
+        match self.call("cuStreamEndCapture", &[stream, (&raw mut graph).expose_provenance()]) {
+            0 => Ok(graph),
+            code => Err(code),
+        }
+    }
+
+    /// What can be launched of a graph, which is destroyed.
+    pub fn instance(&self, graph: usize) -> usize {
+        let mut exec = 0_usize;
+        let place = (&raw mut exec).expose_provenance();
+        self.done("cuGraphInstantiateWithFlags", &[place, graph, 0]);
+        self.done("cuGraphDestroy", &[graph]);
+        exec
+    }
+
+    pub fn destroy(&self, graphs: &[usize]) {
+        graphs.iter().for_each(|graph| self.done("cuGraphExecDestroy", &[*graph]));
+    }
+
+    /// How many calls the test library has refused for the sake of a capture; another driver does not tell.
+    pub fn refused(&self) -> i64 {
+        // SAFETY: only looked for.
+        let known = unsafe { self.library.get::<*const c_void>("beeline_test_cuda_counter") };
+        if known.is_ok() { self.counter("refused") } else { 0 }
+    }
+
+    /// Waits for a stream.
+    pub fn finish(&self, stream: usize) {
+        self.done("cuStreamSynchronize", &[stream]);
+    }
+
     /// Calls a function that answers one word through its first argument.
     pub fn ask(&self, name: &str, argument: usize) -> usize {
         type F = extern "C" fn(*mut usize, usize) -> i32;

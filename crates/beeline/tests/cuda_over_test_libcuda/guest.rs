@@ -46,10 +46,10 @@ pub fn captures() {
     let buffer = gpu.alloc(4096).unwrap();
     foreign.fill(&buffer, 0, 4096, 1).unwrap();
 
-    assert_eq!(direct.call1("beeline_test_cuda_capture", captured), 0);
+    direct.begin(captured, 0);
     pieces::all(&gpu);
     gpu.alloc_shareable(1).unwrap();
-    assert_eq!(direct.counter("capture"), 1, "not spoilt");
+    assert_eq!((direct.counter("capture"), direct.counter("refused")), (1, 0), "not spoilt");
     for outcome in [foreign.fill(&buffer, 0, 1, 2), foreign.record().map(drop)] {
         let error = outcome.unwrap_err();
         assert!(error.is_refused() && error.code() == "stream-capturing", "{error:?}");
@@ -58,8 +58,8 @@ pub fn captures() {
     assert_eq!((direct.counter("capture"), direct.counter("captured")), (1, 0));
     // The test library does tell a spoilt capture from a good one.
     assert_ne!(direct.call1("cuEventQuery", 1), 0);
-    assert_eq!(direct.counter("capture"), 2);
-    assert_eq!(direct.call1("beeline_test_cuda_capture", 0), 0);
+    assert_eq!((direct.counter("capture"), direct.counter("refused")), (2, 1));
+    assert_eq!(direct.end(captured), Err(901));
     foreign.fill(&buffer, 0, 4096, 3).unwrap();
     assert_eq!(contents(&gpu, &foreign, &buffer), vec![3; 4096]);
 }

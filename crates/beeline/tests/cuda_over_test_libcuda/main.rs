@@ -13,6 +13,7 @@
     reason = "helpers of tests, which are not test functions themselves"
 )]
 
+mod captures;
 mod cases;
 mod driver;
 mod guest;
@@ -150,6 +151,10 @@ fn cases_on_one_driver_each() {
     let cases: &[(&str, &[(&str, &str)])] = &[
         ("manners", &[]),
         ("captures", &[]),
+        ("capture_rules", &[]),
+        ("capture_modes", &[]),
+        ("capture_forks", &[]),
+        ("replays", &[two]),
         ("foreign_streams", &[two]),
         ("foreign_pointers", &[two]),
         ("per_thread_stream", &[]),
