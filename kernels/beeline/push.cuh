@@ -135,8 +135,11 @@ DEVICE bool push_chunk(const Comm &c, PushShared &s, u32 peer, u64 from, u64 byt
     return true;
 }
 
-// Waits for the next chunk of any of the peers `left`, in ring order; answers 1 + the peer, or 0: give up. One thread.
-OUTLINE u32 await_any(const Comm &c, PushShared &s, u32 left) {
+// What `await_any` answers where it does not wait.
+constexpr u32 NOBODY = RANKS_MAX + 1;
+// Waits for the next chunk of any of the peers `left`, in ring order; answers 1 + the peer, or 0: give up. One thread. Not `waits`:
+// it looks once.
+OUTLINE u32 await_any(const Comm &c, PushShared &s, u32 left, bool waits) {
     u64 started = 0;
     for (;;) {
         u32 first = c.rank;
@@ -148,6 +151,7 @@ OUTLINE u32 await_any(const Comm &c, PushShared &s, u32 left) {
                 if ((i32)(load_flag(push_flag(c, p, c.rank, number)) - (number + 1)) >= 0) return p + 1;
                 first = first == c.rank ? p : first;
             }
+            if (!waits) return NOBODY;
             relax();
         }
         started = look_up(c, first, PHASE_DATA, s.headers[first], started);
@@ -373,15 +377,19 @@ DEVICE void push_move(const PushMoveArgs &args, PushShared &s, BulkShared &b) {
                 copy_own(self.recv + own_start + at, self.send + own_start + at, end, t, takers);
             }
             if (!left) continue;
-            // Whoever's is there: a peer whose whole share comes straight keeps nobody waiting.
+            // Whoever's is there: a peer whose whole share comes straight keeps nobody waiting, nor the own part.
             if (t == 0) {
-                u32 chosen = await_any(c, s, left);
-                if (chosen && s.taken[chosen - 1] == 0) direct_took(c, s, chosen - 1);
+                u32 chosen = await_any(c, s, left, own + 1 >= own_rounds);
+                if (chosen && chosen != NOBODY && s.taken[chosen - 1] == 0) direct_took(c, s, chosen - 1);
                 if (!chosen) set(s.takers_bad, 1);
                 set(s.chosen, chosen);
             }
             barrier(TAKERS, takers);
             if (!read(s.chosen)) break;
+            if (read(s.chosen) == NOBODY) {
+                barrier(TAKERS, takers); // read by all before it is set again
+                continue;
+            }
             u32 p = read(s.chosen) - 1, i = read(s.taken[p]), chunk = chunk_of(c, a.parts[p].recv_bytes);
             u64 share = push_share(a.parts[p].recv_bytes, &start), offset = (u64)i * chunk;
             bool came = read(s.direct.came) >> p & 1;

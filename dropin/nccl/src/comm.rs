@@ -1,6 +1,6 @@
 //! Communicators: made, divided, asked, ended.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ffi::c_char;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use beeline::gpu::{DeviceId, ForeignStream, Gpu, Stream};
 
 use crate::abi::{Address, Config, In, Out, RawId, VERSION, export, export_value};
 use crate::failure::{self, Failure, IN_PROGRESS, SUCCESS, Status};
-use crate::{group, log, memory};
+use crate::{group, log};
 
 const ALIVE: u64 = 0x6e63_636c_2d62_6565;
 const DEAD: u64 = 0xdead_636c_2d62_6565;
@@ -40,8 +40,6 @@ pub(crate) struct Comm {
     pub(crate) ops: Mutex<Vec<Option<(DataType, Factor)>>>,
     /// Address and bytes, by handle.
     pub(crate) registered: Mutex<HashMap<u64, (u64, u64)>>,
-    /// Memory of `ncclMemAlloc` that was registered by itself.
-    pub(crate) own: Mutex<HashSet<u64>>,
 }
 
 /// A stream by the driver's handle, and by the thread where the handle names a stream of each thread. The driver's number of
@@ -82,7 +80,7 @@ impl Handle {
 
 impl Comm {
     fn new(gpu: Gpu, device: u32) -> &'static Self {
-        let comm: &'static Self = Box::leak(Box::new(Self {
+        Box::leak(Box::new(Self {
             magic: AtomicU64::new(ALIVE),
             gpu,
             device,
@@ -90,15 +88,7 @@ impl Comm {
             streams: Mutex::default(),
             ops: Mutex::default(),
             registered: Mutex::default(),
-            own: Mutex::default(),
-        }));
-        memory::note(comm);
-        comm
-    }
-
-    /// Whether it was neither destroyed nor aborted.
-    pub(crate) fn is_alive(&self) -> bool {
-        self.magic.load(Ordering::Acquire) == ALIVE
+        }))
     }
 
     /// The rank, once it is one.

@@ -27,7 +27,7 @@ fn rank_process() {
     });
     let comm = Communicator::join(&id, rank, ranks, &gpu_of(rank, ranks), &settings).unwrap();
     if dies == REGISTERED {
-        return crate::straight::rank(&comm);
+        return crate::straight::rank(&comm, true);
     }
     if dies == WINDOWS {
         return crate::windows::rank(&comm);

@@ -36,9 +36,9 @@ const CALLS: [(C, u64, At, [u64; 2]); 14] = [
     (C::AllGather, COUNT, At::Outside, [0, 0]),
     (C::AllToAll, COUNT, At::Window(0, 5 << 20), [2, 2]),
     (C::AllToAll, COUNT, At::Window(5 << 20, 5), [2, 2]),
-    // From rank 1: its own is no part that is pulled; large enough for two pieces.
+    // From rank 1: its own is no part that is pulled; then in two pieces.
     (C::Broadcast, COUNT, At::Window(0, 5 << 20), [1, 0]),
-    (C::Broadcast, (4 << 20) + 5, At::Window(0, 5 << 20), [2, 0]),
+    (C::Broadcast, (8 << 20) + 5, At::Window(0, 9 << 20), [2, 0]),
     (C::Broadcast, COUNT, At::Outside, [0, 0]),
     (C::Broadcast, 1 << 20, At::InPlace(16), [1, 0]),
     // What the others have no address for.
@@ -50,7 +50,7 @@ const CALLS: [(C, u64, At, [u64; 2]); 14] = [
 pub(crate) fn rank(comm: &Communicator) {
     let pulls = comm.gpu().as_sim().is_none();
     let stream = Arc::new(comm.gpu().stream().unwrap());
-    let memory = comm.gpu().alloc(10 << 20).unwrap();
+    let memory = comm.gpu().alloc(18 << 20).unwrap();
     let outside = comm.gpu().alloc(10 << 20).unwrap();
     // Windows need not begin where their memory does.
     let start = DevicePtr::new(memory.ptr().as_u64() + 256);

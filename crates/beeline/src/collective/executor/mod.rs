@@ -121,7 +121,7 @@ impl Default for Settings {
             channels: 0,
             copy_engine_bytes: None,
             early: true,
-            straight: false,
+            straight: true,
             copy_engines: false,
             staged: false,
             faults: Faults::default(),
@@ -131,7 +131,7 @@ impl Default for Settings {
 
 impl Settings {
     /// The defaults, overridden by `BEELINE_COMM_TIMEOUT` (seconds, for both deadlines), `BEELINE_COMM_PATH` (`staged`),
-    /// `BEELINE_COMM_EARLY` (0), `BEELINE_COMM_STRAIGHT` (1), `BEELINE_COMM_COPY_ENGINE_BYTES` and `BEELINE_COMM_CHUNK_BYTES`.
+    /// `BEELINE_COMM_EARLY` (0), `BEELINE_COMM_STRAIGHT` (0), `BEELINE_COMM_COPY_ENGINE_BYTES` and `BEELINE_COMM_CHUNK_BYTES`.
     pub fn from_env() -> Self {
         Self::default().overridden()
     }

@@ -12,12 +12,8 @@
 //!
 //! A part that only its sender has an address for (scatter, sends and receives) cannot be pulled: it goes by kernels.
 
-use std::sync::Arc;
-
 use beeline_sys::cuda::collective::ipc_handle;
-use beeline_sys::cuda::{
-    BufferId, CapturePoint, Error as CudaError, Event, PointerInfo, Stream as Handle, is_open,
-};
+use beeline_sys::cuda::{BufferId, Error as CudaError, PointerInfo, Stream as Handle, is_open};
 
 use super::launch::Held;
 use super::registered::{Found, Mapping, overlaps};
@@ -31,10 +27,10 @@ use crate::error::Result;
 const WINDOWS_MAX: usize = 64;
 /// Bytes of a part from which on copies carry it.
 const PULLED_MIN: u64 = 1 << 20;
-/// Into how many pieces what the root of a broadcast sends is cut, each so many times as large as the one before: it
+/// Into how many pieces at most what the root of a broadcast sends is cut, each twice as large as the one before: it
 /// copies a piece to its own output, where the others find it, while they pull the one before.
-const PIECES: u32 = 4;
-const GROWTH: u64 = 3;
+const PIECES: usize = 5;
+const PIECE_MIN: u64 = 4 << 20;
 
 /// Memory that all ranks have registered together.
 #[derive(Debug)]
@@ -186,14 +182,14 @@ impl Plan {
 
 /// The pieces of a broadcast: where they begin, and their bytes.
 fn pieces(bytes: u64) -> Vec<(u64, u64)> {
-    // A barrier more is worth it where a piece takes much longer.
-    let count = (1..PIECES).filter(|piece| bytes >> (2 * piece) >= PULLED_MIN).count() as u32;
-    let parts = (0..=count).fold(0, |sum, piece| sum + GROWTH.pow(piece));
+    // A barrier more is worth it where the first piece takes much longer.
+    let count = (1..PIECES).filter(|piece| bytes >> piece >= PIECE_MIN).count();
+    let parts = (2 << count) - 1;
     let (mut all, mut at) = (Vec::new(), 0);
     for piece in 0..=count {
         let len = match piece == count {
             true => bytes - at,
-            false => bytes / parts * GROWTH.pow(piece) / 4096 * 4096,
+            false => ((bytes / parts) << piece) / 4096 * 4096,
         };
         all.push((at, len));
         at += len;
@@ -299,65 +295,102 @@ impl Cuda {
         }
         let plan = self.windows.plan((self.rank, self.ranks), call, (input, output), bytes);
         let Some(plan) = plan else { return Ok(false) };
-        let words = (packed, placed(word, plan.place));
-        let beside = match plan.own {
-            Some(own) => self.beside(own, stream),
-            None => Ok(None),
+        let side = match self.side.take() {
+            Some(side) => side,
+            None => {
+                Handle::new(&self.context).map_err(|error| self.failed("make a stream", error))?
+            }
         };
-        let beside = beside.map_err(|error| self.failed("queue a copy", error))?;
-        for step in &plan.steps {
-            let queued = step.before.iter().try_for_each(|one| copy(stream, *one));
-            queued.map_err(|error| self.failed("queue a copy", error))?;
-            self.barrier(words, stream, &[])?;
-            let queued = step.behind.iter().try_for_each(|one| copy(stream, *one));
-            queued.map_err(|error| self.failed("queue a copy", error))?;
-        }
-        let joined = beside.map_or(Ok(()), |end| end.join(stream));
-        joined.map_err(|error| self.failed("wait for a copy", error))?;
-        self.barrier(words, stream, held)?;
+        let queued =
+            self.queue_plan(&plan, (packed, placed(word, plan.place)), (stream, &side), held);
+        self.side = Some(side);
+        queued?;
         self.copied = self.copied.wrapping_add(plan.copies());
         Ok(true)
     }
-}
 
-/// Where a copy beside the stream ends.
-enum End {
-    Event(Arc<Event>),
-    InGraph(CapturePoint),
-}
-
-impl End {
-    fn join(&self, stream: &Handle) -> Result<(), CudaError> {
-        match self {
-            Self::Event(event) => stream.wait_event(event),
-            Self::InGraph(point) => stream.come_after(point).map(drop),
+    fn queue_plan(
+        &mut self,
+        plan: &Plan,
+        words: (u64, u64),
+        (stream, side): (&Handle, &Handle),
+        held: &Held,
+    ) -> Result<()> {
+        let failed = |cuda: &Self, error| cuda.failed("queue copies", error);
+        let fork = Fork::of(stream, side).map_err(|error| failed(self, error))?;
+        // What is pulled piece by piece need not stop at the barriers between, nor they for it.
+        let in_pieces = plan.steps.len() > 1;
+        let mut forked = false;
+        for step in &plan.steps {
+            let queued = step.before.iter().try_for_each(|one| copy(stream, *one));
+            queued.map_err(|error| failed(self, error))?;
+            self.barrier(words, stream, &[])?;
+            let (within, beside): (&[Copied], &[Copied]) =
+                if in_pieces { (&[], &step.behind) } else { (&step.behind, plan.own.as_slice()) };
+            let queued = fork.queue((stream, within), (side, beside));
+            forked |= queued.map_err(|error| failed(self, error))?;
         }
+        if forked {
+            fork.join(stream, side).map_err(|error| failed(self, error))?;
+        }
+        self.barrier(words, stream, held)
     }
 }
 
-impl Cuda {
-    /// Has a copy made beside what is queued next in `stream`; in it, where a capture is in the way.
-    fn beside(&mut self, one: Copied, stream: &Handle) -> Result<Option<End>, CudaError> {
-        if self.side.is_none() {
-            self.side = Some(Handle::new(&self.context)?);
+/// How copies are made beside the stream of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fork {
+    /// In a stream of this rank's, by events.
+    Events,
+    /// In that stream, which becomes part of the capture for so long.
+    InGraph,
+    /// Not at all: that stream is part of another capture, which has not ended.
+    Within,
+}
+
+impl Fork {
+    fn of(stream: &Handle, side: &Handle) -> Result<Self, CudaError> {
+        Ok(match (side.is_capturing()?, stream.is_capturing()?) {
+            (true, _) => Self::Within,
+            (false, true) => Self::InGraph,
+            (false, false) => Self::Events,
+        })
+    }
+
+    /// Queues copies within the stream, and others beside it behind what is queued there so far; whether there are any.
+    fn queue(
+        self,
+        (stream, within): (&Handle, &[Copied]),
+        (side, beside): (&Handle, &[Copied]),
+    ) -> Result<bool, CudaError> {
+        let all = |stream: &Handle, copies: &[Copied]| {
+            copies.iter().try_for_each(|one| copy(stream, *one))
+        };
+        if beside.is_empty() || self == Self::Within {
+            all(stream, within)?;
+            return all(stream, beside).map(|()| false);
         }
-        let Some(side) = self.side.as_ref() else { return Ok(None) };
-        if side.is_capturing()? {
-            // Of a capture that has not ended, of another stream.
-            return copy(stream, one).map(|()| None);
+        match self {
+            Self::InGraph => match stream.capture_point()? {
+                Some(point) => side.enter_capture(&point)?,
+                None => {
+                    return Err(CudaError::Refused("a capture that the driver does not tell of"));
+                }
+            },
+            _ => side.wait_event(&stream.record()?)?,
         }
-        if !stream.is_capturing()? {
-            side.wait_event(&stream.record()?)?;
-            copy(side, one)?;
-            return Ok(Some(End::Event(side.record()?)));
-        }
-        match stream.capture_point()? {
-            Some(point) => {
-                side.enter_capture(&point)?;
-                copy(side, one)?;
-                Ok(side.capture_point()?.map(End::InGraph))
-            }
-            None => copy(stream, one).map(|()| None),
+        all(stream, within)?;
+        all(side, beside).map(|()| true)
+    }
+
+    fn join(self, stream: &Handle, side: &Handle) -> Result<(), CudaError> {
+        match self {
+            Self::Within => Ok(()),
+            Self::Events => stream.wait_event(&side.record()?),
+            Self::InGraph => match side.capture_point()? {
+                Some(point) => stream.come_after(&point).map(drop),
+                None => Ok(()),
+            },
         }
     }
 }
@@ -374,4 +407,95 @@ fn decoded(offer: &[u8]) -> Option<([u64; OFFER_WORDS], [u8; 64])> {
         *word = u64::from_le_bytes(*bytes);
     }
     Some((all, handle.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::collective::DataType;
+
+    const M: u64 = 1 << 20;
+
+    /// One window of 100 MiB at 1000 MiB, of which rank r has mapped that of rank p at (2000 + 1000 p) MiB.
+    fn windows(rank: usize) -> Windows {
+        let mut bases: Vec<u64> = (0..3).map(|peer| (2000 + 1000 * peer) * M).collect();
+        bases[rank] = 1000 * M;
+        let window =
+            Window { start: 1000 * M, len: 100 * M, number: 7, bases, mappings: Vec::new() };
+        Windows { all: vec![window], made: 8 }
+    }
+
+    #[test]
+    fn what_is_pulled_is_where_the_others_have_it() {
+        let of = |rank: u32, kind, input: u64, output: u64, bytes| {
+            let call = Call::new(kind, bytes, DataType::U8).root(2);
+            windows(rank as usize).plan((rank, 3), &call, (input * M, output * M), bytes)
+        };
+        let steps = |plan: Option<Plan>| {
+            plan.map(|plan| {
+                let at = |(from, to, bytes): Copied| (from / M, to / M, bytes / M);
+                let pulled = plan.steps.iter().flat_map(|step| step.behind.clone()).map(at);
+                (plan.own.map(at), pulled.collect::<Vec<_>>())
+            })
+        };
+        use Collective as C;
+        for (rank, kind, input, output, own, pulled) in [
+            (1, C::AllGather, 1010, 50, Some((1010, 52, 2)), vec![(4010, 54, 2), (2010, 50, 2)]),
+            (1, C::AllGather, 1032, 1030, None, vec![(4034, 1034, 2), (2030, 1030, 2)]),
+            (0, C::AllToAll, 1010, 50, Some((1010, 50, 2)), vec![(3010, 52, 2), (4010, 54, 2)]),
+            (0, C::Broadcast, 0, 1020, None, vec![(4020, 1020, 2)]),
+            (2, C::Broadcast, 50, 1020, None, vec![]),
+        ] {
+            let found = steps(of(rank, kind, input, output, 2 * M));
+            assert_eq!(found, Some((own, pulled)), "{rank} {kind:?}");
+        }
+        // The root has it in its output before the others come.
+        let root = of(2, C::Broadcast, 50, 1020, 2 * M).unwrap();
+        assert_eq!(root.steps[0].before, Some((50 * M, 1020 * M, 2 * M)));
+        for (kind, input, output, bytes) in [
+            (C::AllGather, 1010, 50, M - 1),
+            (C::AllGather, 1099, 50, 2 * M),
+            (C::AllGather, 50, 1010, 2 * M),
+            (C::AllToAll, 1010, 1012, 2 * M),
+            (C::AllToAll, 1095, 50, 2 * M),
+            (C::Broadcast, 1010, 50, 2 * M),
+            (C::Scatter, 1010, 1020, 2 * M),
+            (C::Gather, 1010, 1020, 2 * M),
+            (C::AllReduce, 1010, 1020, 2 * M),
+            (C::AllGather, 1010, 50, u64::MAX / 2),
+        ] {
+            assert_eq!(
+                of(0, kind, input, output, bytes),
+                None,
+                "{kind:?} {input} {output} {bytes}"
+            );
+        }
+    }
+
+    #[test]
+    fn ranks_compare_a_byte_that_tells_places_apart() {
+        let place = |at: u64| {
+            let call = Call::new(Collective::AllGather, M, DataType::U8);
+            windows(0).plan((0, 3), &call, (at, 0), M).map_or(0, |plan| plan.place)
+        };
+        let all: Vec<u64> = (0..64).map(|page| place(1000 * M + 4096 * page)).collect();
+        assert!(all.iter().all(|place| (1..256).contains(place)));
+        assert!(all.windows(2).all(|two| two[0] != two[1]), "{all:?}");
+        assert_eq!(placed(5 | 9 << 56, 3), 5 | 3 << 56);
+    }
+
+    #[test]
+    fn pieces_are_all_of_it_and_grow() {
+        for bytes in [M, 8 * M - 1, 8 * M, 64 * M + 5, 1 << 33] {
+            let all = pieces(bytes);
+            let mut end = 0;
+            for (at, len) in &all {
+                assert_eq!(*at, end);
+                end += len;
+            }
+            assert_eq!(end, bytes);
+            assert!(all.windows(2).all(|two| two[0].1 < two[1].1), "{all:?}");
+        }
+        assert_eq!([M, 8 * M - 1, 8 * M, 1 << 33].map(|bytes| pieces(bytes).len()), [1, 1, 2, 5]);
+    }
 }

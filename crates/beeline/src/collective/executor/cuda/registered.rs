@@ -12,6 +12,7 @@
 //! deregisters, or ends the communicator.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use beeline_core::addr::DevicePtr;
 use beeline_sys::cuda::collective::{
@@ -41,6 +42,13 @@ const OFFSET: u64 = 24;
 const HANDLE: u64 = 32;
 const ALLOCATION: u64 = 96;
 const WHOLE: u64 = 104;
+
+/// Mappings of memory that its owner has deregistered, at most: with as many, nothing new is mapped until they may go.
+const GONE_MAX: usize = 8;
+
+/// How long who deregisters waits for the words of the table, and how often it looks.
+const WRITTEN_MAX: Duration = Duration::from_millis(20);
+const WRITTEN_PAUSE: Duration = Duration::from_micros(20);
 
 /// Memory in which kernels say how many parts went straight.
 const PRIVATE_BYTES: usize = 64;
@@ -144,6 +152,15 @@ impl Registered {
         if is_over(self.last.as_ref()) && is_over(self.written.as_ref()) {
             self.gone.clear();
         }
+    }
+
+    /// [`Self::let_go`] once the table is as it was last changed, which nothing but the device's own pace keeps from being soon.
+    fn let_go_soon(&mut self) {
+        let until = Instant::now() + WRITTEN_MAX;
+        while !is_over(self.written.as_ref()) && Instant::now() < until {
+            std::thread::sleep(WRITTEN_PAUSE);
+        }
+        self.let_go();
     }
 
     /// Unmaps everything: no kernel runs any more.
@@ -259,9 +276,10 @@ impl Cuda {
         if let Some(index) = self.registered.own.iter().position(same) {
             self.drop_entry(index);
         }
+        self.registered.let_go();
         // The others' programs do the same about now.
         self.prepare();
-        self.registered.let_go();
+        self.registered.let_go_soon();
     }
 
     fn drop_entry(&mut self, index: usize) {
@@ -295,6 +313,8 @@ impl Cuda {
             return;
         }
         let parts = args.moves.parts;
+        let takes_any =
+            (0_u32..).zip(&parts).any(|(peer, part)| peer != self.rank && part.recv_bytes > 0);
         for ((peer, part), place) in (0_u32..).zip(&parts).zip(&mut args.offers) {
             let takes = (part.recv, part.recv_bytes);
             // What is sent in place must not be overwritten before it has been read.
@@ -304,7 +324,8 @@ impl Cuda {
                 *place = self.offer(part.recv, part.recv_bytes);
             }
             let known = self.registered.peers.get(peer as usize);
-            if known.is_some_and(|known| known.there > 0) && part.send_bytes > 0 {
+            // One way, windows are faster: what comes first need not wait until its receiver has come.
+            if takes_any && known.is_some_and(|known| known.there > 0) && part.send_bytes > 0 {
                 args.mapped |= 1 << peer;
             }
         }
@@ -479,6 +500,10 @@ impl Cuda {
         let known = all().find(same).cloned();
         if known.is_none() && all().any(|one| overlaps((one.start, one.len), (start, whole))) {
             // An allocation that is gone had these addresses; the driver may take the two for one.
+            return Found::Later;
+        }
+        if known.is_none() && self.registered.gone.len() >= GONE_MAX {
+            // What they keep from being given back is bounded.
             return Found::Later;
         }
         let refused = |error: CudaError| {
