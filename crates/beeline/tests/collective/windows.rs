@@ -6,8 +6,9 @@ use std::time::Instant;
 
 use beeline::collective::{Call, Collective, Communicator, DataType, Place};
 use beeline::core::addr::DevicePtr;
-use beeline::gpu::{Buffer, Stream};
+use beeline::gpu::{Buffer, ForeignStream, Stream};
 
+use crate::driver::Direct;
 use crate::support::*;
 
 pub(crate) const RANKS: u32 = 3;
@@ -78,6 +79,7 @@ pub(crate) fn rank(comm: &Communicator) {
         let expected = if pulls { parts[usize::from(comm.rank() == 1)] } else { 0 };
         assert_eq!(comm.copied() - before, expected, "{call} {at:?}");
     }
+    in_a_graph(comm, &stream, (&memory, &outside));
     // Another window over a part of the same memory, and both gone one after the other.
     let (half, rest) = (len / 2, DevicePtr::new(start.as_u64() + len / 2));
     comm.register_window(rest, half).unwrap();
@@ -124,6 +126,53 @@ fn check(
     let found = get(output, to, bytes, stream);
     assert!(comm.async_error().is_none(), "{call}: {:?}", comm.async_error());
     assert!(found == expected(&call, &inputs, &[], rank), "{call} from {from} to {to}");
+}
+
+/// Own parts and pieces go beside the barriers in a graph, too, and each replay pulls what is there then.
+fn in_a_graph(comm: &Communicator, stream: &Arc<Stream>, (memory, outside): (&Buffer, &Buffer)) {
+    if comm.gpu().as_sim().is_some() {
+        return;
+    }
+    let (direct, rank) = (Direct::open(), comm.rank());
+    direct.push_primary(rank as usize);
+    let handle = direct.ask("cuStreamCreate", 2);
+    // SAFETY: a stream of this process's driver, which is never destroyed.
+    let foreign = comm.gpu().foreign_stream(unsafe { ForeignStream::new(handle) });
+    let foreign = Arc::new(foreign.unwrap());
+    for (kind, count) in [(C::AllGather, 1 << 20), (C::AllToAll, 1 << 20), (C::Broadcast, 8 << 20)]
+    {
+        let call = Call::new(kind, count, DataType::U8).root(1);
+        // Of a broadcast what is received is in the window, else what is sent.
+        let (input, output) = match kind {
+            C::Broadcast => ((outside, 0), (memory, 256)),
+            _ => ((memory, 256), (outside, 0)),
+        };
+        let places = [input, output]
+            .map(|(buffer, at)| Place::Foreign(DevicePtr::new(buffer.ptr().as_u64() + at)));
+        let before = comm.copied();
+        direct.begin(handle, 1);
+        let [from, to] = places;
+        comm.call(call, from, to, None, &foreign).unwrap();
+        let graph = direct.end(handle).unwrap();
+        assert!(comm.copied() > before || rank == call.root, "{call}");
+        for turn in 0..3 {
+            let inputs: Vec<Vec<u8>> = inputs(&call, comm.ranks())
+                .into_iter()
+                .map(|bytes| bytes.into_iter().map(|byte| byte ^ turn).collect())
+                .collect();
+            if call.input_bytes(rank, comm.ranks()).unwrap() > 0 {
+                put(input.0, input.1, &inputs[rank as usize], stream);
+            }
+            direct.done("cuGraphLaunch", &[graph, handle]);
+            direct.finish(handle);
+            let bytes = call.output_bytes(rank, comm.ranks()).unwrap();
+            let found = get(output.0, output.1, bytes, stream);
+            assert!(comm.async_error().is_none(), "{call}: {:?}", comm.async_error());
+            assert!(found == expected(&call, &inputs, &[], rank), "{call}, turn {turn}");
+        }
+        direct.destroy(&[graph]);
+    }
+    assert_eq!(direct.refused(), 0, "calls that captures do not allow");
 }
 
 /// Ranks that mean other places of a window: told before a byte is copied.
