@@ -135,7 +135,7 @@ fn in_a_graph(comm: &Communicator, stream: &Arc<Stream>, (memory, outside): (&Bu
     }
     let (direct, rank) = (Direct::open(), comm.rank());
     direct.push_primary(rank as usize);
-    let handle = direct.ask("cuStreamCreate", 2);
+    let handle = direct.ask("cuStreamCreate", 1);
     // SAFETY: a stream of this process's driver, which is never destroyed.
     let foreign = comm.gpu().foreign_stream(unsafe { ForeignStream::new(handle) });
     let foreign = Arc::new(foreign.unwrap());
