@@ -78,12 +78,15 @@ export! {
         const SYMMETRIC: i32 = 1;
         window.check()?;
         let made = register(comm, buffer, bytes)?;
-        window.set(made)?;
         if flags & SYMMETRIC != 0 {
             let rank = comm.get()?.ready()?;
-            rank.register_window(DevicePtr::new(buffer.get()), bytes as u64)?;
+            let together = rank.register_window(DevicePtr::new(buffer.get()), bytes as u64);
+            if let Err(error) = together {
+                deregister(comm, made)?;
+                return Err(error.into());
+            }
         }
-        Ok(())
+        window.set(made)
     }
 
     fn ncclCommWindowDeregister, pncclCommWindowDeregister(comm: Handle, window: Address) {

@@ -94,6 +94,14 @@ pub(crate) fn rank(comm: &Communicator) {
     let before = comm.copied();
     check(comm, &stream, gather, (&memory, &outside), (256 + half, 0));
     assert_eq!(comm.copied(), before);
+    // Memory of one rank that has no name for the others: nobody pulls.
+    let unnamed = match comm.rank() {
+        2 => comm.gpu().alloc_shareable(2 << 20).unwrap(),
+        _ => comm.gpu().alloc(2 << 20).unwrap(),
+    };
+    comm.register_window(unnamed.ptr(), 2 << 20).unwrap();
+    check(comm, &stream, gather, (&unnamed, &outside), (0, 0));
+    assert_eq!(comm.copied(), before);
     trouble(comm, &stream, (&memory, &outside));
 }
 

@@ -70,6 +70,8 @@ pub(super) struct Registered {
     /// In which the table of the window is written, made when first used, and behind the last change.
     writer: Option<Handle>,
     written: Option<Result<Arc<Event>, CudaError>>,
+    /// The table may name what is gone: nothing is unmapped any more before the end.
+    spoilt: bool,
     memory: Arc<HostMem>,
     pinned: HostRegistration,
     told: bool,
@@ -141,6 +143,7 @@ impl Registered {
             last: None,
             writer: None,
             written: None,
+            spoilt: false,
             memory,
             pinned: pinned.map_err(|error| Error::refused("cannot pin memory").because(error))?,
             told: false,
@@ -149,7 +152,7 @@ impl Registered {
 
     /// Unmaps what is not used any more, if no kernel can be inside. May wait for the device.
     pub(super) fn let_go(&mut self) {
-        if is_over(self.last.as_ref()) && is_over(self.written.as_ref()) {
+        if !self.spoilt && is_over(self.last.as_ref()) && is_over(self.written.as_ref()) {
             self.gone.clear();
         }
     }
@@ -333,20 +336,12 @@ impl Cuda {
 
     /// Has a kernel that may use what is mapped wait until that is in its table. One in a graph does not: where it were
     /// replayed that soon, it would find nothing, and use slots.
-    pub(super) fn await_table(&mut self, stream: &Handle) -> Result<(), CudaError> {
-        match self.registered.written.take() {
-            Some(Ok(event)) if !event.is_done()? => {
-                let waited =
-                    if stream.is_capturing()? { Ok(()) } else { stream.wait_event(&event) };
-                self.registered.written = Some(Ok(event));
-                waited
-            }
-            Some(Err(error)) => {
-                self.registered.written = Some(Err(error));
-                Ok(())
-            }
-            _ => Ok(()),
+    pub(super) fn await_table(&self, stream: &Handle) -> Result<(), CudaError> {
+        let Some(Ok(event)) = &self.registered.written else { return Ok(()) };
+        if event.is_done()? || stream.is_capturing()? {
+            return Ok(());
         }
+        stream.wait_event(event)
     }
 
     /// Notes that a kernel was queued which may use what is mapped.
@@ -428,7 +423,11 @@ impl Cuda {
         // Once for all of its registrations.
         let gone = old.mapping.filter(|one| !known(one));
         self.registered.gone.extend(gone);
-        if generation == 0 || cleared.is_err() {
+        if cleared.is_err() {
+            self.registered.spoilt = true;
+            return true;
+        }
+        if generation == 0 {
             return true;
         }
         let (address, len, offset) = (read(ADDRESS), read(LEN), read(OFFSET));
