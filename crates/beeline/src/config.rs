@@ -227,9 +227,9 @@ pub(crate) fn comm_early() -> bool {
     number("BEELINE_COMM_EARLY") != Some(0)
 }
 
-/// Whether large parts go straight into registered memory of other ranks (`BEELINE_COMM_STRAIGHT=0`: never).
+/// Whether large parts go straight into registered memory of other ranks (`BEELINE_COMM_STRAIGHT=1`).
 pub(crate) fn comm_straight() -> bool {
-    number("BEELINE_COMM_STRAIGHT") != Some(0)
+    number("BEELINE_COMM_STRAIGHT").is_some_and(|value| value != 0)
 }
 
 /// Bytes of shared memory of a rank on the staged path.

@@ -297,14 +297,15 @@ impl Communicator {
     }
 
     /// Says that calls will often receive in this memory; a hint, and of this rank alone. It does nothing but where
-    /// [`Settings::straight`] is set (`BEELINE_COMM_STRAIGHT=1`). Other ranks for which it is set, too, then store large
-    /// parts of moves straight into it, where it is device memory of one `cudaMalloc` on the rank's own device (between ranks of
+    /// [`Settings::straight`] is set (`BEELINE_COMM_STRAIGHT=1`). Other ranks for which it is set, too, then store large parts
+    /// of moves in which they also receive straight into it, where it is device memory of one `cudaMalloc` on the rank's own device (between ranks of
     /// one process also other device memory that the sender's device reaches) and begins at a multiple of 16 bytes. At
     /// most 64 registrations of a rank count at a time. May wait for the device, as freeing memory does.
     ///
     /// It holds until [`Self::deregister`], which must not come before the calls that use the memory have ended, and
     /// before graphs with such calls are gone. A rank that has mapped the memory keeps it from being given back to
-    /// the device until that rank itself registers or deregisters something, or ends its communicator. After a failure
+    /// the device until that rank itself registers or deregisters something, or ends its communicator (of at most 8 allocations: then
+    /// it maps no more). After a failure
     /// or an abort, memory that a call was to receive in is let alone by all others once the rank's own kernel has
     /// ended (it waits for senders that have begun, 50 ms at most).
     pub fn register(&self, ptr: crate::core::addr::DevicePtr, len: u64) {
@@ -352,7 +353,8 @@ impl Communicator {
         }
     }
 
-    /// How many copies this rank has queued where kernels would do as well: large moves of groups that have all ranks.
+    /// How many copies this rank has queued where kernels would do as well: large moves of groups that have all ranks, and parts that
+    /// it pulled from windows ([`Self::register_window`]).
     pub fn copied(&self) -> u64 {
         lock(&self.inner.executor).as_ref().map_or(0, Executor::copied)
     }

@@ -371,7 +371,8 @@ fn streams_fork_and_join() {
 /// sender knows that it is gone.
 #[test]
 fn registered_memory_is_written_by_replays() {
-    let Some(world) = World::new(6, &settings(|_| {})) else { return };
+    let settings = settings(|settings| settings.straight = true);
+    let Some(world) = World::new(6, &settings) else { return };
     // More than the slots of so many ranks have room for.
     let bytes: u64 = (4 << 20) + 1003;
     let alloc = |rank: usize| world.comms[rank].gpu().alloc(bytes).unwrap();

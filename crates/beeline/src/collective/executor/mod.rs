@@ -99,7 +99,7 @@ pub struct Settings {
     /// Whether kernels of small calls may start while what was queued before them still runs, and wait for its end themselves,
     /// where the device has instructions for that. What a program sees is the same; graphs have programmatic edges then.
     pub early: bool,
-    /// Whether registering memory does anything: large parts that are only moved then go straight into it
+    /// Whether registering memory does anything: large parts that are only moved, both ways, then go straight into it
     /// ([`Communicator::register`](super::Communicator::register)). Each rank's own affair.
     pub straight: bool,
     /// Whether moves of a MiB a part or more go by copy engines rather than by kernels, where each rank is a process of its own and the memory was
@@ -121,7 +121,7 @@ impl Default for Settings {
             channels: 0,
             copy_engine_bytes: None,
             early: true,
-            straight: true,
+            straight: false,
             copy_engines: false,
             staged: false,
             faults: Faults::default(),
@@ -131,7 +131,7 @@ impl Default for Settings {
 
 impl Settings {
     /// The defaults, overridden by `BEELINE_COMM_TIMEOUT` (seconds, for both deadlines), `BEELINE_COMM_PATH` (`staged`),
-    /// `BEELINE_COMM_EARLY` (0), `BEELINE_COMM_STRAIGHT` (0), `BEELINE_COMM_COPY_ENGINE_BYTES` and `BEELINE_COMM_CHUNK_BYTES`.
+    /// `BEELINE_COMM_EARLY` (0), `BEELINE_COMM_STRAIGHT` (1), `BEELINE_COMM_COPY_ENGINE_BYTES` and `BEELINE_COMM_CHUNK_BYTES`.
     pub fn from_env() -> Self {
         Self::default().overridden()
     }
