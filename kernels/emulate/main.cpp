@@ -7,6 +7,7 @@
 #define SPINS 64
 #include "../beeline/line.cuh"
 #include "../beeline/push.cuh"
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -281,6 +282,25 @@ static void troubles(Way way, int kind, u32 when) { // 0 another call, 1 never c
     }
 }
 
+// A call behind one that failed takes nothing, whatever is there by then: it cannot know whether that is for this call.
+static void after_failure() {
+    World world(2);
+    std::vector<u8> out(900, 1), in(900, 0xee);
+    for (int call = 0; call < 2; call++)
+        for (u32 rank : {0u, 1u}) {
+            MoveArgs a = {};
+            a.comm = world.comm(rank, rank == 1 && call == 0 ? 8 : 7, 2000);
+            if (rank == 0)
+                a.parts[1] = Part{(u64)out.data(), out.size(), 0, 0, 900, 0};
+            else
+                a.parts[0] = Part{0, 0, (u64)in.data(), in.size(), 0, 900};
+            std::fill(in.begin(), in.end(), 0xee);
+            run(PUSH, a, out.size());
+        }
+    CHECK(world.reports[1]->code == MISMATCH, "after a failure: code %u", world.reports[1]->code);
+    CHECK(std::count(in.begin(), in.end(), 0xee) == 900, "after a failure: chunks were taken");
+}
+
 #include "stage.h"
 
 int main() {
@@ -312,6 +332,7 @@ int main() {
     for (Way way : WAYS)
         for (u32 when : {ADMIT_NEVER, ADMIT_AT_ONCE, ADMIT_HEARD, ADMIT_THERE})
             for (bool one_way : {false, true}) admissions(way, when, one_way);
+    after_failure();
     straight(2, 70001, 1);
     straight(3, 40000, 0);
     straight(8, 40000, 0);

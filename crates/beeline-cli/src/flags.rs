@@ -204,7 +204,8 @@ pub(crate) struct CopyFlags {
 #[derive(Args, Debug)]
 pub(crate) struct ExplainFlags {
     /// The file; or, between memories: host, gpu:N, nic:NAME, remote:NAME (a GPU behind that NIC); or a
-    /// collective: allreduce, allgather, reducescatter, broadcast, reduce, gather, scatter, alltoall
+    /// collective: allreduce, allgather, reducescatter, broadcast, reduce, gather, scatter, alltoall. Of a
+    /// collective --mode software means host memory, as BEELINE_COMM_PATH=staged does
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
 
@@ -424,7 +425,7 @@ pub(crate) struct RdmaServeFlags {
     #[arg(long, value_name = "BYTES|PLACE", action = clap::ArgAction::Append)]
     pub(crate) memory: Vec<Lent>,
 
-    /// End after so many clients; by default a signal ends it
+    /// End after so many clients, with exit code 1 where one failed; by default a signal ends it
     #[arg(long, value_name = "N")]
     pub(crate) count: Option<u64>,
 

@@ -28,8 +28,7 @@ fn main() -> ExitCode {
         Err(error) => return ExitCode::from(refuse_usage(&error)),
     };
     for problem in beeline::config::env_problems() {
-        let problem = output::one_line(&problem);
-        output::warn(&format!("{problem} is no value of that setting; its default is used"));
+        output::warn(&output::one_line(&problem));
     }
     let context = Context::new(cli.json);
     let code = match commands::run(&cli.command, &context) {

@@ -113,6 +113,7 @@ codes! {
 
     PredictedFastest = "predicted-fastest", "it is predicted to take the least time", "";
     PredictedSlower = "predicted-slower", "it is predicted to take longer", "";
+    HostMemoryAsked = "host-memory-asked", "collectives are asked to go through host memory", "unset BEELINE_COMM_PATH, and drop --mode software";
     AlgorithmUnsuited = "algorithm-unsuited", "the algorithm does not do this call", "";
     GidUnusable = "gid-unusable", "the entry of the GID table cannot be used", "";
     PagesNotPinnable = "pages-not-pinnable", "the memory has no pages that a NIC's driver could hold", "register its dma-buf, or the device pointer";

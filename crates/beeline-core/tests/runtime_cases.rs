@@ -4,7 +4,7 @@
 mod doctor_common;
 
 use beeline_core::checks::{Happened, Verb, explain, run};
-use doctor_common::cases::CASES;
+use doctor_common::cases;
 use doctor_common::from_inputs;
 use doctor_common::run_time::{AT_RUN_TIME, happens_on};
 
@@ -20,7 +20,7 @@ const OF_LOGS: &[(&str, &str)] = &[
 #[test]
 fn run_time_and_doctor_agree() {
     for (id, inputs, happened, code) in AT_RUN_TIME {
-        let case = CASES.iter().find(|case| case.id == *id).unwrap();
+        let case = cases::all().find(|case| case.id == *id).unwrap();
         assert!(case.want.iter().any(|want| want.check == *code), "{id}: doctor says {code}");
         let Some(machine) = from_inputs(inputs) else { continue };
         let happened = happens_on(&machine, happened, code);
@@ -38,7 +38,7 @@ fn run_time_and_doctor_agree() {
 
 #[test]
 fn every_case_of_registration_and_async_is_here() {
-    for case in CASES.iter().filter(|case| ["RDMA-REG", "ASYNC"].contains(&case.kind())) {
+    for case in cases::all().filter(|case| ["RDMA-REG", "ASYNC"].contains(&case.kind())) {
         let there = AT_RUN_TIME.iter().any(|(id, ..)| *id == case.id);
         let elsewhere = OF_LOGS.iter().any(|(id, _)| *id == case.id);
         assert!(there != elsewhere, "{}", case.id);

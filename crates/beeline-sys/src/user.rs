@@ -133,21 +133,26 @@ pub fn errno() -> i32 {
     unsafe { *place }
 }
 
-static FORKED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+static FORKS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
 
-/// From now on [`is_forked`] is true in every child of this process.
+/// From now on [`forks`] tells children of this process from it.
 pub fn watch_forks() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     extern "C" fn child() {
-        FORKED.store(true, std::sync::atomic::Ordering::Relaxed);
+        FORKS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     }
     ONCE.call_once(|| {
-        // SAFETY: the handler does nothing but store a flag, and the library is never unloaded.
+        // SAFETY: the handler does nothing but count, and the library is never unloaded.
         let _ = unsafe { libc::pthread_atfork(None, None, Some(child)) };
     });
 }
 
+/// How often this process was forked since a process called [`watch_forks`]: another number than a parent's.
+pub fn forks() -> u32 {
+    FORKS.load(std::sync::atomic::Ordering::Relaxed)
+}
+
 /// Whether this process is a child of one that had called [`watch_forks`].
 pub fn is_forked() -> bool {
-    FORKED.load(std::sync::atomic::Ordering::Relaxed)
+    forks() > 0
 }

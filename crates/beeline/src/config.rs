@@ -1,7 +1,11 @@
 //! Every setting, its default, and the only place that reads the environment.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::time::Duration;
+
+use crate::lock;
 
 /// Bytes of one slot of the pinned pool, and so of the largest single read or copy.
 ///
@@ -52,8 +56,8 @@ impl Default for Config {
 impl Config {
     /// The defaults, overridden by `BEELINE_POOL_BYTES`, `BEELINE_THREADS`, `BEELINE_CHUNK_BYTES`,
     /// `BEELINE_QUEUE_DEPTH`, `BEELINE_STALL_SECONDS` (1 to 86400) and `BEELINE_IO_URING` (0 or 1). A number
-    /// out of bounds stands for the nearest within; a value that is not a number is left out, and
-    /// [`env_problems`] names it.
+    /// out of bounds stands for the nearest within; a value that is not a number is left out. Both are said once
+    /// ([`env_problems`]).
     pub fn from_env() -> Self {
         let default = Self::default();
         Self {
@@ -62,7 +66,7 @@ impl Config {
             chunk_bytes: number("BEELINE_CHUNK_BYTES").unwrap_or(default.chunk_bytes),
             queue_depth: number("BEELINE_QUEUE_DEPTH").map_or(default.queue_depth, count),
             stall_timeout: number("BEELINE_STALL_SECONDS")
-                .map_or(default.stall_timeout, |n| Duration::from_secs(n.clamp(1, 86_400))),
+                .map_or(default.stall_timeout, Duration::from_secs),
             io_uring: number("BEELINE_IO_URING").is_none_or(|n| n != 0),
         }
         .bounded()
@@ -102,12 +106,13 @@ impl Default for StageConfig {
 
 impl StageConfig {
     /// The defaults, overridden by `BEELINE_STAGE_SLOTS` and `BEELINE_STAGE_SLOT_BYTES`; what is out of bounds
-    /// stands for the nearest within.
+    /// stands for the nearest within, and is said once ([`env_problems`]).
     pub fn from_env() -> Self {
         let default = Self::default();
-        let slots = number("BEELINE_STAGE_SLOTS").unwrap_or(default.slots);
-        let bytes = number("BEELINE_STAGE_SLOT_BYTES").unwrap_or(default.slot_bytes);
-        Self { slots: slots.clamp(2, 64), slot_bytes: 1 << bytes.clamp(256 << 10, 4 << 20).ilog2() }
+        Self {
+            slots: number("BEELINE_STAGE_SLOTS").unwrap_or(default.slots),
+            slot_bytes: number("BEELINE_STAGE_SLOT_BYTES").unwrap_or(default.slot_bytes),
+        }
     }
 }
 
@@ -136,7 +141,8 @@ impl SimConfig {
         let default = Self::default();
         Self {
             devices: number("BEELINE_SIM_DEVICES")
-                .map_or(default.devices, |n| u32::try_from(n.clamp(1, 64)).unwrap_or(1)),
+                .and_then(|n| u32::try_from(n).ok())
+                .unwrap_or(default.devices),
             memory_bytes: number("BEELINE_SIM_MEMORY").unwrap_or(default.memory_bytes),
             profile: text("BEELINE_SIM_PROFILE")
                 .and_then(|value| value.parse().ok())
@@ -209,7 +215,7 @@ impl LaunchConfig {
 /// Choices for communicators: `BEELINE_COMM_TIMEOUT` (seconds until a missing rank is an error),
 /// `BEELINE_COMM_PATH` (`auto`, `staged`), `BEELINE_COMM_CHUNK_BYTES`.
 pub(crate) fn comm_seconds() -> Option<u64> {
-    number("BEELINE_COMM_TIMEOUT").map(|seconds| seconds.clamp(1, 86_400))
+    number("BEELINE_COMM_TIMEOUT")
 }
 
 /// Whether every communicator goes through host memory (`BEELINE_COMM_PATH=staged`).
@@ -297,47 +303,97 @@ impl CufileConfig {
     }
 }
 
-/// The variables this library reads that carry a value it cannot use, as `NAME=value`.
+/// A variable with a number.
+struct Number {
+    name: &'static str,
+    least: u64,
+    most: u64,
+    rounded: Rounded,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rounded {
+    No,
+    /// Down to a power of two.
+    PowerOfTwo,
+    /// Up to whole pages of 4 KiB.
+    Pages,
+}
+
+/// Every variable with a number, and what it may be.
+const NUMBERS: &[Number] = &[
+    Number::from("BEELINE_POOL_BYTES", 2 * SLOT_BYTES),
+    Number::within("BEELINE_THREADS", 1, 256),
+    Number::within("BEELINE_CHUNK_BYTES", 64 << 10, SLOT_BYTES).rounded(Rounded::PowerOfTwo),
+    Number::within("BEELINE_QUEUE_DEPTH", 1, 1024),
+    Number::within("BEELINE_STALL_SECONDS", 1, 86_400),
+    Number::within("BEELINE_STAGE_SLOTS", 2, 64),
+    Number::within("BEELINE_STAGE_SLOT_BYTES", 256 << 10, 4 << 20).rounded(Rounded::PowerOfTwo),
+    Number::within("BEELINE_IO_URING", 0, 1),
+    Number::within("BEELINE_CUFILE_VERSION", 0, u32::MAX as u64),
+    Number::within("BEELINE_SIM_DEVICES", 1, 64),
+    Number::from("BEELINE_SIM_MEMORY", 0),
+    Number::within("BEELINE_COMM_TIMEOUT", 1, 86_400),
+    Number::within("BEELINE_COMM_EARLY", 0, 1),
+    Number::within("BEELINE_COMM_STRAIGHT", 0, 1),
+    Number::from("BEELINE_COMM_COPY_ENGINE_BYTES", 0),
+    Number::within("BEELINE_COMM_CHUNK_BYTES", 64 << 10, 16 << 20).rounded(Rounded::Pages),
+];
+
+impl Number {
+    const fn within(name: &'static str, least: u64, most: u64) -> Self {
+        Self { name, least, most, rounded: Rounded::No }
+    }
+
+    const fn from(name: &'static str, least: u64) -> Self {
+        Self::within(name, least, u64::MAX)
+    }
+
+    const fn rounded(self, rounded: Rounded) -> Self {
+        Self { rounded, ..self }
+    }
+
+    /// What is used for `text` (`None`: the default), and what is to be said about it.
+    fn judge(&self, text: &str) -> (Option<u64>, Option<String>) {
+        let Self { name, least, most, rounded } = self;
+        let Some(given) = parse_bytes(text) else {
+            let problem = format!("{name}={text} is no value of that setting; its default is used");
+            return (None, Some(problem));
+        };
+        let within = given.clamp(*least, *most);
+        let (used, what) = match rounded {
+            Rounded::No => (within, ""),
+            Rounded::PowerOfTwo => (1 << within.max(1).ilog2(), ", a power of two"),
+            Rounded::Pages => (within.next_multiple_of(4096), ", a multiple of 4096"),
+        };
+        let range = match most {
+            &u64::MAX => format!("at least {least}"),
+            _ => format!("from {least} to {most}"),
+        };
+        let problem = || format!("{name}={text} has to be {range}{what}; {used} is used");
+        (Some(used), (used != given).then(problem))
+    }
+}
+
+/// What is wrong with the variables this library reads, one sentence each: a value that is none and what is used instead, a
+/// number out of its bounds, the bounds, and the number that is used. Each is also told once to who listens to this
+/// library's messages, when the variable is first read.
 pub fn env_problems() -> Vec<String> {
-    const NUMBERS: &[&str] = &[
-        "BEELINE_POOL_BYTES",
-        "BEELINE_THREADS",
-        "BEELINE_CHUNK_BYTES",
-        "BEELINE_QUEUE_DEPTH",
-        "BEELINE_STALL_SECONDS",
-        "BEELINE_STAGE_SLOTS",
-        "BEELINE_STAGE_SLOT_BYTES",
-        "BEELINE_IO_URING",
-        "BEELINE_CUFILE_VERSION",
-        "BEELINE_SIM_DEVICES",
-        "BEELINE_SIM_MEMORY",
-        "BEELINE_COMM_TIMEOUT",
-        "BEELINE_COMM_EARLY",
-        "BEELINE_COMM_STRAIGHT",
-        "BEELINE_COMM_COPY_ENGINE_BYTES",
-        "BEELINE_COMM_CHUNK_BYTES",
-    ];
     const WORDS: &[(&str, &[&str])] = &[
         ("BEELINE_COMM_PATH", &["auto", "staged"]),
         ("BEELINE_CUFILE_WAIT", &["driver", "word", "event"]),
     ];
-    let mut problems: Vec<String> = NUMBERS
-        .iter()
-        .filter(|name| text(name).is_some() && number(name).is_none())
-        .map(|name| format!("{name}={}", text(name).unwrap_or_default()))
-        .collect();
+    let numbers = NUMBERS.iter().filter_map(|one| one.judge(&text(one.name)?).1);
+    let none = |name: &str, value: &str| {
+        format!("{name}={value} is no value of that setting; its default is used")
+    };
     let words = WORDS.iter().filter_map(|(name, known)| {
-        text(name)
-            .filter(|word| !known.contains(&word.as_str()))
-            .map(|word| format!("{name}={word}"))
+        text(name).filter(|word| !known.contains(&word.as_str())).map(|word| none(name, &word))
     });
-    problems.extend(words);
-    if let Some(value) = text("BEELINE_SIM_PROFILE")
-        && value.parse::<crate::gpu::Profile>().is_err()
-    {
-        problems.push(format!("BEELINE_SIM_PROFILE={value}"));
-    }
-    problems
+    let profile = text("BEELINE_SIM_PROFILE")
+        .filter(|value| value.parse::<crate::gpu::Profile>().is_err())
+        .map(|value| none("BEELINE_SIM_PROFILE", &value));
+    numbers.chain(words).chain(profile).collect()
 }
 
 /// What is not UTF-8 in a value becomes U+FFFD, so that it is no number and is complained about.
@@ -345,8 +401,21 @@ fn text(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
-fn number(name: &str) -> Option<u64> {
-    parse_bytes(&text(name)?)
+/// The number of a variable, inside its bounds.
+fn number(name: &'static str) -> Option<u64> {
+    static SAID: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
+
+    let value = text(name)?;
+    let Some(known) = NUMBERS.iter().find(|one| one.name == name) else {
+        return parse_bytes(&value);
+    };
+    let (used, problem) = known.judge(&value);
+    if let Some(problem) = problem
+        && lock(&SAID).insert(name)
+    {
+        tracing::warn!("{problem}");
+    }
+    used
 }
 
 fn count(value: u64) -> usize {
@@ -389,6 +458,57 @@ mod tests {
         ];
         for (text, expected) in cases {
             assert_eq!(parse_bytes(text), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_number_out_of_bounds_is_named_with_what_is_used() {
+        let cases = [
+            ("BEELINE_THREADS", "12", Some(12), ""),
+            ("BEELINE_THREADS", "0", Some(1), "THREADS=0 has to be from 1 to 256; 1 is used"),
+            (
+                "BEELINE_THREADS",
+                "300",
+                Some(256),
+                "THREADS=300 has to be from 1 to 256; 256 is used",
+            ),
+            ("BEELINE_THREADS", "many", None, "THREADS=many is no value of that setting"),
+            ("BEELINE_CHUNK_BYTES", "64K", Some(64 << 10), ""),
+            (
+                "BEELINE_CHUNK_BYTES",
+                "100K",
+                Some(64 << 10),
+                "=100K has to be from 65536 to 4194304, a power of two; 65536 is used",
+            ),
+            ("BEELINE_CHUNK_BYTES", "1G", Some(SLOT_BYTES), "; 4194304 is used"),
+            (
+                "BEELINE_POOL_BYTES",
+                "1",
+                Some(2 * SLOT_BYTES),
+                "has to be at least 8388608; 8388608",
+            ),
+            ("BEELINE_POOL_BYTES", "99T", Some(99 << 40), ""),
+            (
+                "BEELINE_COMM_CHUNK_BYTES",
+                "65537",
+                Some(69_632),
+                "a multiple of 4096; 69632 is used",
+            ),
+            ("BEELINE_COMM_EARLY", "2", Some(1), "from 0 to 1; 1 is used"),
+            ("BEELINE_STALL_SECONDS", "0", Some(1), "from 1 to 86400; 1 is used"),
+        ];
+        for (name, text, used, problem) in cases {
+            let known = NUMBERS.iter().find(|one| one.name == name).unwrap();
+            let (found, said) = known.judge(text);
+            assert_eq!(found, used, "{name}={text}");
+            let said = said.unwrap_or_default();
+            assert!(said.contains(problem) && said.is_empty() == problem.is_empty(), "{said}");
+        }
+        for one in NUMBERS {
+            // Both ends stand as they are.
+            for end in [one.least, one.most] {
+                assert_eq!(one.judge(&end.to_string()), (Some(end), None), "{}", one.name);
+            }
         }
     }
 

@@ -7,7 +7,7 @@ mod doctor_common;
 use beeline::core::checks::run;
 use beeline::gpu::Gpu;
 use beeline::probe::explained;
-use doctor_common::cases::CASES;
+use doctor_common::cases;
 use doctor_common::from_inputs;
 use doctor_common::run_time::{AT_RUN_TIME, happens_on};
 
@@ -27,7 +27,7 @@ fn an_error_of_every_case_has_the_code_that_doctor_gives() {
         assert!(error.hint().is_some(), "{id}: what to do");
         assert_eq!(error.to_string().lines().next(), failed().to_string().lines().next(), "{id}");
         // Doctor, from the log of the failing program.
-        let case = CASES.iter().find(|case| case.id == *id).unwrap();
+        let case = cases::all().find(|case| case.id == *id).unwrap();
         let Some(read) = from_inputs(case.inputs) else { continue };
         let report = run(&read);
         let doctor = report.failures().find(|finding| finding.check == *code);

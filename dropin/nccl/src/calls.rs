@@ -6,6 +6,7 @@ use beeline::core::addr::DevicePtr;
 use crate::abi::{Address, export};
 use crate::comm::{Comm, Handle, lock};
 use crate::failure::Failure;
+use crate::group;
 
 /// A call as it came in.
 struct Raw {
@@ -38,6 +39,10 @@ impl Raw {
     }
 
     fn queue(self, comm: Handle, stream: Address) -> Result<(), Failure> {
+        self.post(comm, stream).map_err(group::refused)
+    }
+
+    fn post(self, comm: Handle, stream: Address) -> Result<(), Failure> {
         let comm = comm.get()?;
         let rank = comm.ready()?;
         let dtype = DataType::new(self.dtype);

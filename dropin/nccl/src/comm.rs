@@ -127,6 +127,14 @@ impl Comm {
         }
     }
 
+    /// Its rank does not come.
+    pub(crate) fn failed(&self, why: &Failure) {
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*state, State::Joining) {
+            *state = State::Failed(why.clone());
+        }
+    }
+
     /// The stream with a handle of the driver.
     pub(crate) fn stream(&self, handle: Address) -> Result<Arc<Stream>, Failure> {
         let key = handle.get() as usize;
@@ -232,7 +240,7 @@ fn join(
     match (blocking, beeline::collective::group_depth()) {
         (true, 0) => run(),
         (true, _) => {
-            group::later(Box::new(run));
+            group::later(Some(comm), Box::new(run));
             Ok(())
         }
         (false, _) => {
@@ -269,6 +277,66 @@ fn init_rank(
     })
 }
 
+fn split(
+    comm: Handle,
+    color: i32,
+    key: i32,
+    made: Out<Handle>,
+    config: In<u8>,
+) -> Result<(), Failure> {
+    const NO_COLOR: i32 = -1;
+    made.check()?;
+    let (parent, config) = (comm.get()?, Config::read(config)?);
+    let color = match color {
+        NO_COLOR => None,
+        color => {
+            Some(u32::try_from(color).map_err(|_| Failure::argument(format!("color {color}")))?)
+        }
+    };
+    let (rank, settings) = (parent.ready()?, settings(config));
+    let Some(color) = color else {
+        made.set(Handle::NULL)?;
+        let take_part = move || Ok(rank.split(None, key, &settings).map(drop)?);
+        if beeline::collective::group_depth() == 0 {
+            return take_part();
+        }
+        group::later(None, Box::new(take_part));
+        return Ok(());
+    };
+    join(made, parent.gpu.clone(), config.blocking, move || rank.part(color, key, &settings))
+}
+
+fn shrink(
+    comm: Handle,
+    (excluded, count): (In<i32>, i32),
+    made: Out<Handle>,
+    config: In<u8>,
+    flags: i32,
+) -> Result<(), Failure> {
+    const ABORT: i32 = 1;
+    let (parent, config) = (comm.get()?, Config::read(config)?);
+    let count = usize::try_from(count).map_err(|_| Failure::argument(format!("{count} ranks")))?;
+    if count == 0 || flags & !ABORT != 0 {
+        return Err(Failure::argument(format!("{count} ranks to leave out, flags {flags}")));
+    }
+    made.check()?;
+    let (rank, settings) = (parent.ready()?, settings(config));
+    let mut list = Vec::new();
+    for index in 0..count.min(rank.ranks() as usize + 1) {
+        let one = excluded.at(index)?;
+        list.push(u32::try_from(one).map_err(|_| Failure::argument(format!("rank {one}")))?);
+    }
+    // Before anything is ended.
+    if let Some(one) = list.iter().find(|one| **one == rank.rank() || **one >= rank.ranks()) {
+        let text = format!("rank {} of {} goes on without rank {one}", rank.rank(), rank.ranks());
+        return Err(Failure::argument(text));
+    }
+    if flags & ABORT != 0 {
+        rank.abort();
+    }
+    join(made, parent.gpu.clone(), config.blocking, move || rank.shrink(&list, &settings))
+}
+
 export! {
     fn ncclGetVersion, pncclGetVersion(version: Out<i32>) { version.set(VERSION) }
 
@@ -278,13 +346,13 @@ export! {
     }
 
     fn ncclCommInitRank, pncclCommInitRank(comm: Out<Handle>, ranks: i32, id: RawId, rank: i32) {
-        init_rank(comm, ranks, id, rank, Address::default().read())
+        init_rank(comm, ranks, id, rank, Address::default().read()).map_err(group::refused)
     }
 
     fn ncclCommInitRankConfig, pncclCommInitRankConfig(
         comm: Out<Handle>, ranks: i32, id: RawId, rank: i32, config: Address,
     ) {
-        init_rank(comm, ranks, id, rank, config.read())
+        init_rank(comm, ranks, id, rank, config.read()).map_err(group::refused)
     }
 
     fn ncclCommInitRankScalable, pncclCommInitRankScalable(
@@ -292,7 +360,7 @@ export! {
     ) {
         if ids < 1 { return Err(Failure::argument(format!("{ids} identifiers"))); }
         // More than one would share the work of meeting, which one host does not need.
-        init_rank(comm, ranks, list.at(0)?, rank, config.read())
+        init_rank(comm, ranks, list.at(0)?, rank, config.read()).map_err(group::refused)
     }
 
     fn ncclCommInitAll, pncclCommInitAll(comms: Out<Handle>, count: i32, devices: In<i32>) {
@@ -338,41 +406,13 @@ export! {
     fn ncclCommSplit, pncclCommSplit(
         comm: Handle, color: i32, key: i32, made: Out<Handle>, config: Address,
     ) {
-        const NO_COLOR: i32 = -1;
-        made.check()?;
-        let (parent, config) = (comm.get()?, Config::read(config.read())?);
-        let color = match color {
-            NO_COLOR => None,
-            color => Some(u32::try_from(color).map_err(|_| Failure::argument(format!("color {color}")))?),
-        };
-        let (rank, settings) = (parent.ready()?, settings(config));
-        let Some(color) = color else {
-            made.set(Handle::NULL)?;
-            let take_part = move || Ok(rank.split(None, key, &settings).map(drop)?);
-            if beeline::collective::group_depth() == 0 { return take_part(); }
-            group::later(Box::new(take_part));
-            return Ok(());
-        };
-        join(made, parent.gpu.clone(), config.blocking, move || rank.part(color, key, &settings))
+        split(comm, color, key, made, config.read()).map_err(group::refused)
     }
 
     fn ncclCommShrink, pncclCommShrink(
         comm: Handle, excluded: In<i32>, count: i32, made: Out<Handle>, config: Address, flags: i32,
     ) {
-        const ABORT: i32 = 1;
-        let (parent, config) = (comm.get()?, Config::read(config.read())?);
-        let count = usize::try_from(count).map_err(|_| Failure::argument(format!("{count} ranks")))?;
-        if count == 0 || flags & !ABORT != 0 {
-            return Err(Failure::argument(format!("{count} ranks to leave out, flags {flags}")));
-        }
-        let (rank, settings) = (parent.ready()?, settings(config));
-        let mut list = Vec::new();
-        for index in 0..count.min(rank.ranks() as usize + 1) {
-            let one = excluded.at(index)?;
-            list.push(u32::try_from(one).map_err(|_| Failure::argument(format!("rank {one}")))?);
-        }
-        if flags & ABORT != 0 { rank.abort(); }
-        join(made, parent.gpu.clone(), config.blocking, move || rank.shrink(&list, &settings))
+        shrink(comm, (excluded, count), made, config.read(), flags).map_err(group::refused)
     }
 
     fn ncclCommGetAsyncError, pncclCommGetAsyncError(comm: Handle, result: Out<Status>) {
@@ -437,7 +477,7 @@ export! {
 
     fn ncclRedOpDestroy, pncclRedOpDestroy(op: i32, comm: Handle) {
         let comm = comm.get()?;
-        let index = usize::try_from(op - 5).map_err(|_| Failure::argument(format!("operation {op} is built in")))?;
+        let index = usize::try_from(i64::from(op) - 5).map_err(|_| Failure::argument(format!("operation {op} is built in")))?;
         let gone = lock(&comm.ops).get_mut(index).and_then(Option::take);
         gone.map(drop).ok_or_else(|| Failure::argument(format!("there is no operation {op}")))
     }

@@ -39,10 +39,10 @@ fn library() -> PathBuf {
     built("beeline-nccl", "libbeeline_nccl.so")
 }
 
-#[test]
-fn a_c_program_runs_unchanged() {
+/// A folder with the library, and the driver of simulated devices; `None` with a SKIP line where nothing compiles C.
+fn folder() -> Option<tempfile::TempDir> {
     if !has("cc") {
-        return;
+        return None;
     }
     let folder = tempfile::tempdir().unwrap();
     let link = |name: &str, to: PathBuf| {
@@ -50,6 +50,12 @@ fn a_c_program_runs_unchanged() {
     };
     link("libnccl.so.2", library());
     link("libcuda.so.1", built("beeline-test-libcuda", "libbeeline_test_libcuda.so"));
+    Some(folder)
+}
+
+#[test]
+fn a_c_program_runs_unchanged() {
+    let Some(folder) = folder() else { return };
     for devices in [2, 4] {
         client(folder.path(), devices, "staged");
     }
@@ -61,29 +67,60 @@ fn a_c_program_runs_unchanged() {
     }
 }
 
+/// What programs do wrong, on both paths.
+#[test]
+fn a_hostile_program_is_refused() {
+    let Some(folder) = folder() else { return };
+    let program = compiled(folder.path(), "hostile.c", &[]);
+    // The same library once more, which nothing has loaded.
+    let second = folder.path().join("second.so");
+    std::fs::copy(library(), &second).unwrap();
+    for path in ["staged", "auto"] {
+        if path == "auto" && !has("c++") {
+            continue;
+        }
+        let mut command = on_devices(&program, folder.path(), 2, path);
+        let output = run(command.arg(&second).env("BEELINE_COMM_TIMEOUT", "10"));
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.ends_with("passed\n"), "{path}: {text}");
+    }
+}
+
 /// The program for a number of devices, compiled and run.
 fn client(folder: &Path, devices: u32, path: &str) {
-    let program = folder.join("program");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/program.c");
-    run(Command::new("cc")
-        .args(["-O1", "-pthread", "-Wall", "-Werror", &format!("-DN={devices}"), "-o"])
-        .arg(&program)
-        .arg(source)
-        .arg("-L")
-        .arg(folder)
-        .args(["-l:libnccl.so.2", "-l:libcuda.so.1"]));
-    let output = run(Command::new(&program)
-        .env("LD_LIBRARY_PATH", folder)
-        .env_remove("BEELINE_CUDA_LIBRARY")
-        .env_remove("CUDA_VISIBLE_DEVICES")
-        .env("BEELINE_TEST_CUDA_DEVICES", devices.to_string())
+    let program = compiled(folder, "program.c", &[&format!("-DN={devices}")]);
+    let output = run(on_devices(&program, folder, devices, path)
         .env("BEELINE_LOG", "info")
-        .env("BEELINE_TEST_CALLS", if path == "staged" { "1000" } else { "5" })
-        .env("BEELINE_COMM_PATH", path));
+        .env("BEELINE_TEST_CALLS", if path == "staged" { "1000" } else { "5" }));
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(path == "staged" || !told.contains("go through host memory"), "{told}");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.ends_with("passed\n"), "{devices} devices, {path}: {text}");
+}
+
+fn compiled(folder: &Path, source: &str, flags: &[&str]) -> PathBuf {
+    let program = folder.join(source).with_extension("program");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source);
+    run(Command::new("cc")
+        .args(["-O1", "-pthread", "-Wall", "-Werror", "-o"])
+        .arg(&program)
+        .args(flags)
+        .arg(source)
+        .arg("-L")
+        .arg(folder)
+        .args(["-l:libnccl.so.2", "-l:libcuda.so.1", "-ldl"]));
+    program
+}
+
+fn on_devices(program: &Path, folder: &Path, devices: u32, path: &str) -> Command {
+    let mut command = Command::new(program);
+    command
+        .env("LD_LIBRARY_PATH", folder)
+        .env_remove("BEELINE_CUDA_LIBRARY")
+        .env_remove("CUDA_VISIBLE_DEVICES")
+        .env("BEELINE_TEST_CUDA_DEVICES", devices.to_string())
+        .env("BEELINE_COMM_PATH", path);
+    command
 }
 
 /// Exactly the committed list, each with its twin, under the right name.

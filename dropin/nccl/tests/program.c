@@ -296,7 +296,7 @@ static void arguments(ncclComm_t *comm) {
   EXPECT(ARGUMENT, ncclBroadcast(in[0], out[0], COUNT, INT, -1, comm[0], stream[0]));
   EXPECT(ARGUMENT, ncclAllReduce(in[0], out[0], COUNT, INT, 0, NULL, stream[0]));
   EXPECT(ARGUMENT, ncclCommCount(comm[0], NULL));
-  EXPECT(ARGUMENT, ncclGroupEnd());
+  EXPECT(USAGE, ncclGroupEnd());
   EXPECT(USAGE, ncclDevCommCreate(comm[0], NULL, NULL));
   TRUE(strstr(ncclGetLastError(NULL), "ncclDevCommCreate"));
   ncclTeam_t world = ncclTeamWorld(comm[1]), rail = ncclTeamRail(comm[1]);

@@ -11,7 +11,8 @@ use crate::state::{self, Driver, Kind, driver, lock};
 /// What is counted under `name`, or -1. Of the calling thread: `stack` (contexts pushed), `mode`
 /// (capture mode), `calls` (of the driver API). Of the process: `contexts` (retained), `streams`, `events`, `memory`, `host`,
 /// `physical`, `modules`, `copies`, `pageable`, `capture` (0 none, 1 going on, 2 one is spoilt), `captured`
-/// (operations that became nodes), `refused` (calls, for the sake of a capture), `graphs` (and instances of them), `emulated` (1: the kernels of collectives are there).
+/// (operations that became nodes), `refused` (calls, for the sake of a capture), `graphs` (and instances of them),
+/// `emulated` (1: the kernels of collectives are there).
 #[unsafe(no_mangle)]
 extern "C" fn beeline_test_cuda_counter(name: Text) -> i64 {
     let mut answer = -1;

@@ -31,6 +31,7 @@ pub(crate) fn run(flags: &BenchFlags, context: &Context) -> Result<Answer, Failu
 }
 
 fn p2p(flags: &BenchP2pFlags, context: &Context) -> Result<Answer, Failure> {
+    let token = context.cancel_token()?;
     let gpus = devices(flags, context)?;
     let limits = limits(&gpus);
     let mut answer = Answer::of("bench-p2p");
@@ -38,10 +39,8 @@ fn p2p(flags: &BenchP2pFlags, context: &Context) -> Result<Answer, Failure> {
     let mut list: Vec<Value> = Vec::new();
     for (i, from) in gpus.iter().enumerate() {
         for (j, to) in gpus.iter().enumerate().filter(|(j, _)| *j != i) {
-            if let Some(failure) = context.interrupted() {
-                return Err(failure);
-            }
-            let found = measure(from, to, flags.bytes, Instant::now() + PAIR_TIMEOUT)?;
+            let deadline = Instant::now() + PAIR_TIMEOUT;
+            let found = measure(from, to, flags.bytes, deadline, Some(&token))?;
             let reasons: Vec<String> = Path::open(from, to, &Options::default())?
                 .reasons()
                 .iter()

@@ -2,10 +2,12 @@
 
 use std::path::Path;
 
-use beeline::collective::{Call, Collective, DataType};
+use beeline::collective::{Call, Collective, DataType, Settings};
 use beeline::core::checks::Context as Facts;
 use beeline::core::collective::plan::{Link, Pair, Planned, Ranks, pairs, plan, ranks, time};
 use beeline::core::facts::Machine;
+use beeline::core::plan::Mode;
+use beeline::core::reason::{Code, Reason};
 use beeline::core::topology::{Answer as Distance, Point, Topology};
 use serde_json::{Value, json};
 
@@ -23,11 +25,34 @@ pub(crate) fn named(flags: &ExplainFlags) -> Option<Collective> {
     Collective::named(name)
 }
 
-/// Plans a call, and moves nothing.
+/// Plans a call as a communicator of this process would carry it out, and moves nothing.
 ///
 /// # Errors
-/// Numbers that make no call, a record that cannot be read or has too few GPUs.
+/// Numbers that make no call, a mode that communicators do not have, a record that cannot be read or has too few GPUs.
 pub(crate) fn run(kind: Collective, flags: &ExplainFlags) -> Result<Answer, Failure> {
+    let staged_by = staged_by(flags.route.mode, Settings::from_env().staged)?;
+    explain(kind, flags, staged_by)
+}
+
+/// Who wants calls to go through host memory, if somebody does.
+fn staged_by(mode: Mode, by_environment: bool) -> Result<Option<&'static str>, Failure> {
+    match mode {
+        Mode::Require => {
+            let text = "no communicator requires direct links: where devices do not reach each other, calls go through \
+                        host memory";
+            Err(Failure::refused("usage", text)
+                .hint("leave --mode require out; what is allowed first is what would be done"))
+        }
+        Mode::Software => Ok(Some("--mode software")),
+        Mode::Auto => Ok(by_environment.then_some("BEELINE_COMM_PATH=staged")),
+    }
+}
+
+fn explain(
+    kind: Collective,
+    flags: &ExplainFlags,
+    staged_by: Option<&str>,
+) -> Result<Answer, Failure> {
     let usage = |text: String| Failure::refused("usage", text);
     if flags.device.is_some() || flags.write || flags.route.route.is_some() {
         let text = "DEVICE, --write and --route are for a plan between a file and a device";
@@ -45,16 +70,24 @@ pub(crate) fn run(kind: Collective, flags: &ExplainFlags) -> Result<Answer, Fail
     let machine = machine(flags.load.as_deref())?;
     let (joined, all) = joined(&machine, count, flags.load.is_some())?;
     let joined = Ranks { graph: flags.graph, ..joined };
-    let planned = plan(&call, &joined);
+    // No link is used then, whatever there is.
+    let used = staged_by.map(|who| Link::None(Reason::with(Code::HostMemoryAsked, who)));
+    let slowest = used.unwrap_or_else(|| joined.slowest.clone());
+    let planned = plan(&call, &Ranks { slowest, ..joined.clone() });
     let mut answer = Answer::of("explain");
     let bytes = output::bytes(call.count);
     answer.line("call", &format!("{kind} of {bytes} a part, {count} ranks"));
     say_paths(&mut answer, &machine, &all, &joined);
+    if let Some(who) = staged_by {
+        answer.line("through", &format!("host memory, because of {who}"));
+    }
     say_plan(&mut answer, &planned);
     answer.set("collective", kind.name());
     answer.set("ranks", count);
     answer.set("bytes", call.count);
     answer.set("graph", flags.graph);
+    answer.set("mode", flags.route.mode.as_str());
+    answer.set("staged_by", staged_by);
     answer.set("assumed_links", all.is_empty() && count > 1);
     answer.set("slowest_link", link_json(&joined.slowest));
     answer.set("pairs", all.iter().map(pair_json).collect::<Value>());
@@ -180,10 +213,16 @@ mod tests {
     use clap::Parser as _;
 
     fn ask(args: &[&str]) -> Result<Answer, Failure> {
+        ask_where(args, false)
+    }
+
+    /// Where the environment asks for host memory, or does not.
+    fn ask_where(args: &[&str], by_environment: bool) -> Result<Answer, Failure> {
         let words = ["beeline", "explain"].iter().chain(args);
         let cli = crate::flags::Cli::try_parse_from(words).unwrap();
         let Command::Explain(flags) = cli.command else { panic!("{args:?}") };
-        run(named(&flags).unwrap(), &flags)
+        let staged_by = staged_by(flags.route.mode, by_environment)?;
+        explain(named(&flags).unwrap(), &flags, staged_by)
     }
 
     #[test]
@@ -221,6 +260,32 @@ mod tests {
         assert!(error.message.contains("2 GPUs"), "{}", error.message);
     }
 
+    /// As a communicator with these settings does it: nothing but host memory.
+    #[test]
+    fn the_mode_and_the_environment_decide() {
+        let words = ["allreduce", "--ranks", "2", "--bytes", "1M"];
+        let soft = ask(&[&words[..], &["--mode", "software"]].concat()).unwrap();
+        for (answer, who) in [
+            (soft, "--mode software"),
+            (ask_where(&words, true).unwrap(), "BEELINE_COMM_PATH=staged"),
+        ] {
+            let allowed = answer.json["allowed"].as_array().unwrap();
+            assert_eq!(allowed.len(), 1, "{}", answer.text);
+            assert_eq!(allowed[0]["algorithm"], "staged");
+            let rejected = answer.json["rejected"].as_array().unwrap();
+            let asked = |one: &&Value| one["reason"]["code"] == "host-memory-asked";
+            let detail = &rejected.iter().find(asked).unwrap()["reason"]["detail"];
+            assert_eq!((detail, &answer.json["staged_by"]), (&json!(who), &json!(who)));
+            assert!(answer.text.contains(&format!("because of {who}")), "{}", answer.text);
+        }
+        assert_eq!(ask(&words).unwrap().json["staged_by"], Value::Null);
+        assert_eq!(ask(&[&words[..], &["--mode", "auto"]].concat()).unwrap().json["mode"], "auto");
+        // A single rank has nobody to reach.
+        let alone = ask(&["allreduce", "--ranks", "1", "--mode", "software"]).unwrap();
+        assert_eq!(alone.json["allowed"][0]["algorithm"], "local");
+        assert_eq!(staged_by(Mode::Software, true).unwrap(), Some("--mode software"));
+    }
+
     #[test]
     fn what_makes_no_call_is_refused() {
         for args in [
@@ -229,6 +294,7 @@ mod tests {
             &["allreduce", "--ranks", "257"],
             &["allgather", "--ranks", "4", "--bytes", "4194304T"],
             &["broadcast", "--ranks", "2", "--write"],
+            &["broadcast", "--ranks", "2", "--mode", "require"],
         ] {
             assert_eq!(ask(args).unwrap_err().code, "usage", "{args:?}");
         }

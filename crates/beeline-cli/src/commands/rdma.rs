@@ -6,12 +6,14 @@
 mod measure;
 mod stream;
 
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, TcpStream};
+use std::cell::Cell;
+use std::io::{self, Write as _};
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use beeline::storage::CancelToken;
 use beeline::verbs::{
     Completion, CompletionOp, Connect, Context as RdmaContext, Cq, Endpoint, LinkKind, Mr, Nic,
     Payload, Qp, QpCaps, QpKind, RecvWr, RemoteMemory, SendOp, SendWr, SoftOptions, Status,
@@ -19,7 +21,7 @@ use beeline::verbs::{
 use serde_json::Value;
 
 use self::measure::Run;
-use self::stream::{Listener, Stream};
+use self::stream::{Listener, Stream, Waiting, nic_word};
 use super::Context;
 use super::rdma_memory::{Lent, Place, Room};
 use super::rdma_nic::{port_json, port_line};
@@ -31,13 +33,17 @@ use crate::output::{self, Answer};
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// First word of a client; the number is the version of what follows.
-const GREETING: &str = "beeline-rdma-1";
+const GREETING: &str = "beeline-rdma-2";
+/// Last word of a client whose work was done: one that goes without it has failed.
+const DONE: &str = "done";
 
 /// Work requests in flight for bandwidth.
 const DEPTH: u64 = 16;
 
-/// Polls between two looks at the control connection.
+/// Polls between two looks at the control connection, and for a signal.
 const POLLS: u32 = 1024;
+/// Completions between two looks for a signal.
+const TURNS: u32 = 256;
 
 /// Serves memory, or measures against a server.
 ///
@@ -62,13 +68,14 @@ fn serve(flags: &RdmaServeFlags, context: &Context) -> Result<Answer, Failure> {
     }
     let (listener, nic) = Listener::open(flags)?;
     let (mut served, mut failed) = (0_u64, 0_u64);
+    let mut waiting = Waiting::default();
     while flags.count.is_none_or(|count| served + failed < count) && !token.is_cancelled() {
-        let Some(stream) = listener.accept()? else {
+        let Some(client) = listener.next(&mut waiting)? else {
             std::thread::sleep(Duration::from_millis(20));
             continue;
         };
-        let cancelled = || token.is_cancelled();
-        match session((lends, &place), context, &listener, nic.as_ref(), stream, &cancelled) {
+        let host = Host { lends, place: &place, listener: &listener, nic: nic.as_ref() };
+        match session(&host, context, &mut waiting, (client, served + failed), &token) {
             Ok(()) => served += 1,
             // One client's trouble is not the end of the service.
             Err(failure) => {
@@ -85,6 +92,10 @@ fn serve(flags: &RdmaServeFlags, context: &Context) -> Result<Answer, Failure> {
     answer.line("failed", &output::plural(failed, "client"));
     answer.set("served", served);
     answer.set("failed", failed);
+    if failed > 0 {
+        let text = format!("{failed} of {}", output::plural(served + failed, "client"));
+        answer.failure = Some(Failure::failed("clients-failed", format!("{text} failed")));
+    }
     if let Some(error) = nic.and_then(|nic| traced(&nic, &flags.nic)) {
         answer.set("trace_error", error);
     }
@@ -110,6 +121,9 @@ struct Side {
     qp: Qp,
     mr: Mr,
     mem: Room,
+    /// Cancelled by a signal.
+    token: CancelToken,
+    turns: Cell<u32>,
 }
 
 impl Side {
@@ -125,7 +139,8 @@ impl Side {
         let cq = context.create_cq(1024)?;
         let qp = pd.create_qp(QpKind::Rc, &cq, &cq, QpCaps::default())?;
         let (mem, mr) = Room::new(place, &pd, bytes, shareable, of)?;
-        Ok(Self { _context: context, cq, qp, mr, mem })
+        let (token, turns) = (of.cancel_token()?, Cell::new(0));
+        Ok(Self { _context: context, cq, qp, mr, mem, token, turns })
     }
 
     fn post(&self, id: u64, op: SendOp, offset: u64, len: u32) -> Result<(), Failure> {
@@ -140,7 +155,14 @@ impl Side {
     /// The next completion, by polling: a wait would measure the scheduler.
     fn done(&self) -> Result<Completion, Failure> {
         let end = Instant::now() + PATIENCE;
+        self.turns.set(self.turns.get().wrapping_add(1));
+        let mut look = self.turns.get().is_multiple_of(TURNS);
         loop {
+            if look && self.token.is_cancelled() {
+                // The signal is told instead.
+                return Err(Failure::failed("cancelled", "called off"));
+            }
+            look = true;
             for _ in 0..POLLS {
                 if let Some(completion) = self.cq.poll()? {
                     return checked(completion);
@@ -167,16 +189,24 @@ fn checked(completion: Completion) -> Result<Completion, Failure> {
     })
 }
 
-/// One client, from its first word to its last: it says what it wants, and closes when it is done.
+/// What a server has for every client.
+struct Host<'a> {
+    lends: u64,
+    place: &'a Place,
+    listener: &'a Listener,
+    nic: Option<&'a Nic>,
+}
+
+/// One client, from its first word to its last: it says what it wants, and that it is done.
 fn session(
-    (lends, place): (u64, &Place),
+    host: &Host<'_>,
     context: &Context,
-    listener: &Listener,
-    nic: Option<&Nic>,
-    mut stream: Stream,
-    cancelled: &dyn Fn() -> bool,
+    waiting: &mut Waiting,
+    ((mut stream, wanted), number): ((Stream, String), u64),
+    token: &CancelToken,
 ) -> Result<(), Failure> {
-    let wanted = stream.hear()?;
+    let Host { lends, place, listener, nic } = *host;
+    let stop = || token.is_cancelled();
     let size = wanted
         .strip_prefix(GREETING)
         .and_then(|rest| rest.trim().strip_prefix("bytes="))
@@ -192,14 +222,14 @@ fn session(
         stream.say(&format!("error {text}"))?;
         return Err(Failure::refused("refused", text));
     };
-    stream.say("ok")?;
+    stream.say(&format!("ok {number}"))?;
     let joined = match nic {
         Some(_) => None,
-        None => Some(Nic::local(listener.accept_nic()?)?),
+        None => Some(Nic::local(listener.accept_nic(waiting, (&mut stream, number), &stop)?)?),
     };
     let nic = joined.as_ref().or(nic).ok_or_else(|| Failure::failed("io-failed", "no NIC"))?;
     let side = Side::new(nic, size, joined.is_some(), place, context)?;
-    let peer: Endpoint = stream.hear()?.parse()?;
+    let peer: Endpoint = stream.hear(&stop)?.parse()?;
     side.qp.connect(&peer, &connect())?;
     // Two of them: the second ping may come before the first is answered here.
     let len = u32::try_from(size).unwrap_or(u32::MAX);
@@ -207,7 +237,15 @@ fn session(
     side.receive(len)?;
     stream.say(&format!("{} {}", side.qp.endpoint(), "ready"))?;
     stream.say(&side.mr.remote().to_string())?;
-    while !stream.is_closed() && !cancelled() {
+    while !stop() {
+        match stream.poll()? {
+            Some(word) if word == DONE => return Ok(()),
+            Some(word) => {
+                let text = format!("the client says '{}'", output::one_line(&word));
+                return Err(Failure::failed("io-failed", text));
+            }
+            None => {}
+        }
         for _ in 0..POLLS {
             let Some(completion) = side.cq.poll()? else { continue };
             // A client that goes away takes what was posted with it; the connection tells.
@@ -230,15 +268,23 @@ fn client(
     let len = len.ok_or_else(|| {
         Failure::refused("size", format!("--size {bytes}: from 1 byte to 1 GiB is possible"))
     })?;
-    let (mut stream, target) = reach(flags)?;
+    let token = context.cancel_token()?;
+    let stop = || token.is_cancelled();
+    let (mut stream, target) = reach(flags, &stop)?;
     stream.say(&format!("{GREETING} bytes={bytes}"))?;
-    stream.hear()?;
+    let number = stream.hear(&stop)?;
+    let number = number.strip_prefix("ok ").and_then(|text| text.parse::<u64>().ok());
     let nic = match &target {
         Target::Net { local, server } => {
             flags.nic.nic.open(*server, options(*local, &flags.nic))?
         }
         Target::Local(path) => {
-            let socket = UnixStream::connect(path).map_err(|error| connect_error(path, &error))?;
+            let number = number.ok_or_else(|| {
+                Failure::failed("io-failed", "the other side is no server of this version")
+            })?;
+            let mut socket =
+                UnixStream::connect(path).map_err(|error| connect_error(path, &error))?;
+            socket.write_all(format!("{}\n", nic_word(number)).as_bytes()).map_err(io_failure)?;
             Nic::local(socket)?
         }
     };
@@ -247,8 +293,8 @@ fn client(
     let local = matches!(target, Target::Local(_));
     let side = Side::new(&nic, room, local, &flags.memory, context)?;
     stream.say(&side.qp.endpoint().to_string())?;
-    let peer: Endpoint = stream.hear()?.parse()?;
-    let remote: RemoteMemory = stream.hear()?.parse()?;
+    let peer: Endpoint = stream.hear(&stop)?.parse()?;
+    let remote: RemoteMemory = stream.hear(&stop)?.parse()?;
     side.qp.connect(&peer, &connect())?;
     let run = Run { side: &side, remote, len, slots, iterations: flags.iterations };
     let mut answer = Answer::of(&format!("rdma {what}"));
@@ -274,6 +320,7 @@ fn client(
         "bw" => vec![run.bandwidth("write")?, run.bandwidth("read")?],
         _ => vec![run.latency(what)?],
     };
+    stream.say(DONE)?;
     if matches!(resolved.link, LinkKind::Udp | LinkKind::Raw) {
         // As it is when the work is done: it turns off by itself where the kernel refuses a piece.
         let segmentation = nic.open().resolved().segmentation;
@@ -299,27 +346,18 @@ enum Target {
     Local(std::path::PathBuf),
 }
 
-fn reach(flags: &RdmaClientFlags) -> Result<(Stream, Target), Failure> {
+fn reach(flags: &RdmaClientFlags, stop: &dyn Fn() -> bool) -> Result<(Stream, Target), Failure> {
     if let Some(path) = &flags.nic.local {
-        let stream = UnixStream::connect(path).map_err(|error| connect_error(path, &error))?;
-        let stream = Stream::Unix(stream);
-        stream.prepare().map_err(io_failure)?;
-        return Ok((stream, Target::Local(path.clone())));
+        return Ok((Stream::local(path)?, Target::Local(path.clone())));
     }
     let server = flags.server.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-    let stream = TcpStream::connect((server, flags.nic.port)).map_err(|error| {
-        let text = format!("cannot reach {server} port {}: {error}", flags.nic.port);
-        Failure::failed("io-failed", text).hint("start `beeline rdma serve` there first")
-    })?;
-    let own = stream.local_addr().map_err(io_failure)?.ip();
+    let (stream, own) = Stream::connect((server, flags.nic.port).into(), stop)?;
     let local = match (flags.from, server) {
         (Some(from), _) => from,
         // The server's NIC has the address itself; all of 127.0.0.0/8 is this machine.
         (None, IpAddr::V4(v4)) if v4.is_loopback() => IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2)),
         _ => own,
     };
-    let stream = Stream::Tcp(stream);
-    stream.prepare().map_err(io_failure)?;
     Ok((stream, Target::Net { local, server }))
 }
 

@@ -26,28 +26,30 @@ Examples:
 
 Exit codes:
   0    done
-  1    failed: a file is missing, a device is full, a tensor differs, no route is open, ...
+  1    failed: a file is missing, a device is full, a tensor differs, no route is open, a client of
+       `rdma serve` failed, ...
   2    refused: a wrong command line, or an input that no retry makes acceptable
   130  ended by SIGINT (143 by SIGTERM, 129 by SIGHUP); another one (a SIGHUP: a second later) exits
        at once, without cleaning up
 
-Environment (flags win):
-  BEELINE_POOL_BYTES     most pinned host memory in use at once (256M)
-  BEELINE_THREADS        threads that read, write and start copies (one per CPU, 2 to 12)
+Environment (flags win; a number outside of its bounds is named, and the nearest within is used):
+  BEELINE_POOL_BYTES     most pinned host memory in use at once, at least 8M (256M)
+  BEELINE_THREADS        threads that read, write and start copies, 1 to 256 (one per CPU, 2 to 12)
   BEELINE_CHUNK_BYTES    one read and one copy, 64K to 4M, a power of two (4M)
-  BEELINE_QUEUE_DEPTH    direct reads in flight (32)
+  BEELINE_QUEUE_DEPTH    direct reads in flight, 1 to 1024 (32)
   BEELINE_STAGE_SLOTS, BEELINE_STAGE_SLOT_BYTES
-                         staging memory of a local link to GPU memory that cannot be shared (8, 2M)
-  BEELINE_STALL_SECONDS  give up a transfer that finishes nothing for so long (60)
+                         staging memory of a local link to GPU memory that cannot be shared: 2 to 64 slots (8) of
+                         256K to 4M, a power of two (2M)
+  BEELINE_STALL_SECONDS  give up a transfer that finishes nothing for so long, 1 to 86400 (60)
   BEELINE_IO_URING       0 forbids io_uring
   BEELINE_LOG            messages of the drop-in libraries: error, warn, info, debug
   BEELINE_CUFILE_STATS   folder where it leaves statistics for `beeline cufile stats`
   BEELINE_CUFILE_WAIT    how it waits for copies: driver, word, event
   BEELINE_CUFILE_VERSION version it reports, as 1200
-  BEELINE_SIM_DEVICES    number of simulated devices (1)
+  BEELINE_SIM_DEVICES    number of simulated devices, 1 to 64 (1)
   BEELINE_SIM_MEMORY     memory of each simulated device (16G)
   BEELINE_SIM_PROFILE    what a simulated device shows of its memory: plain, bar, movable
-  BEELINE_COMM_TIMEOUT   seconds that a collective waits for a missing rank (30)
+  BEELINE_COMM_TIMEOUT   seconds that a collective waits for a missing rank, 1 to 86400 (30)
   BEELINE_COMM_PATH      staged: collectives go through host memory, auto: as planned (auto)
   BEELINE_COMM_EARLY     0: kernels of collectives start when what was queued before has ended, also where they could wait
                          for that themselves (1)

@@ -104,3 +104,15 @@ fn devices_are_listed_with_their_memory_and_as_simulated() {
     assert_eq!(sim["memory_bytes"], 1 << 30);
     assert_eq!(json["simulated"], true);
 }
+
+/// What a communicator of the same environment does.
+#[test]
+fn a_collective_is_planned_as_the_environment_has_it() {
+    let args = ["explain", "allreduce", "--ranks", "2", "--bytes", "1M", "--json"];
+    let staged = beeline_with(&[("BEELINE_COMM_PATH", "staged")], &args).ok().json();
+    assert_eq!(staged["staged_by"], "BEELINE_COMM_PATH=staged");
+    assert_eq!(staged["allowed"].as_array().unwrap().len(), 1);
+    let auto = beeline_with(&[("BEELINE_COMM_PATH", "auto")], &args).ok().json();
+    assert!(auto["staged_by"].is_null());
+    assert_ne!(auto["allowed"][0]["algorithm"], "staged");
+}

@@ -1,8 +1,11 @@
 //! `beeline rdma`: a server and clients as processes of their own.
 
 use std::io::{BufRead, BufReader};
+use std::net::TcpStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -110,8 +113,120 @@ fn packets_between_two_addresses_leave_a_trace() {
     let refused = run("write", &["--size", "128M", "--json"]);
     assert_eq!(refused.code, Some(2), "{refused:?}");
     assert_eq!(refused.json()["error"]["code"], "refused-by-peer");
-    let ended = server.end().ok();
-    assert!(ended.stderr.contains("--memory"), "{ended:?}");
+    let ended = server.end();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("--memory") && ended.stderr.contains("1 of 4 clients failed"));
+}
+
+/// Connections that say nothing hold nobody up, and one that goes without its last word has failed.
+#[test]
+fn a_server_serves_past_the_silent_and_counts_the_failed() {
+    let folder = folder();
+    let socket = folder.path().join("rdma.sock");
+    let path = socket.to_str().unwrap();
+    for local in [true, false] {
+        let at: &[&str] = if local { &["--local", path] } else { &["--port", "0"] };
+        let server = Server::start(&[at, &["--count", "2", "--json"]].concat());
+        let port = if local { String::new() } else { server.port().to_owned() };
+        let silent: Vec<Box<dyn std::io::Write>> = (0..3)
+            .map(|_| -> Box<dyn std::io::Write> {
+                if local {
+                    Box::new(UnixStream::connect(path).unwrap())
+                } else {
+                    Box::new(TcpStream::connect(format!("127.0.0.1:{port}")).unwrap())
+                }
+            })
+            .collect();
+        let since = Instant::now();
+        let to: &[&str] = if local { &["--local", path] } else { &["127.0.0.1", "--port", &port] };
+        beeline(&[&["rdma", "write", "-n", "5"], to].concat()).ok();
+        // No measure of speed: they would be dropped 10 s after they came.
+        let quick = since.elapsed() < Duration::from_secs(10);
+        let mut silent = silent;
+        silent[0].write_all(b"beeline-rdma-2 bytes=4096\n").unwrap();
+        drop(silent);
+        let run = server.end();
+        assert_eq!(run.code, Some(1), "{run:?}");
+        let json = run.json();
+        assert_eq!((&json["served"], &json["failed"]), (&1.into(), &1.into()), "{json}");
+        assert_eq!(json["error"]["code"], "clients-failed");
+        assert!(quick || run.stderr.contains("said nothing"), "{run:?}");
+    }
+}
+
+/// Each is two connections, which are not taken for another's.
+#[test]
+fn clients_that_come_at_once_are_served_in_turn() {
+    let folder = folder();
+    let socket = folder.path().join("rdma.sock");
+    let path = socket.to_str().unwrap();
+    let server = Server::start(&["--local", path, "--count", "6", "--json"]);
+    let clients: Vec<Child> = (0..6)
+        .map(|_| {
+            let mut client = command();
+            client.args(["rdma", "write", "--local", path, "-n", "5", "--json"]);
+            client.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        })
+        .collect();
+    for client in clients {
+        let run: Run = client.wait_with_output().unwrap().into();
+        assert_eq!(run.ok().json()["compared"], true);
+    }
+    assert_eq!(server.end().ok().json()["served"].as_u64(), Some(6));
+}
+
+/// A signal ends a client as it does the other commands: with whole JSON, and the server serves the next.
+#[test]
+fn a_client_that_is_ended_says_so() {
+    let folder = folder();
+    let socket = folder.path().join("rdma.sock");
+    let path = socket.to_str().unwrap();
+    let server = Server::start(&["--local", path, "--json"]);
+    for (what, signal, code) in
+        [("bw", Signal::INT, 130), ("ping", Signal::TERM, 143), ("read", Signal::HUP, 129)]
+    {
+        let mut client = command_by("env", &[SIGNALS_AS_USUAL]);
+        client.args(["rdma", what, "--local", path, "-n", "10000000", "--json"]);
+        let child = client.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        ended_once_it_runs(child, signal, code);
+    }
+    beeline(&["rdma", "write", "--local", path, "-n", "5"]).ok();
+    ended_once_it_runs(server.child, Signal::TERM, 143);
+    // One that waits for a server that says nothing, and a benchmark.
+    let silent = UnixListener::bind(folder.path().join("silent")).unwrap();
+    let silent_path = folder.path().join("silent");
+    let waits = ["rdma", "ping", "--json", "--local", silent_path.to_str().unwrap()];
+    let bench = ["bench", "p2p", "--json", "--bytes", "64M"];
+    for args in [&waits[..], &bench[..]] {
+        let mut command = command_by("env", &[SIGNALS_AS_USUAL]);
+        command.args(args).env("BEELINE_SIM_DEVICES", "16");
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        ended_once_it_runs(child, Signal::INT, 130);
+    }
+    drop(silent);
+}
+
+/// Sends the signal once the process catches it.
+fn ended_once_it_runs(child: Child, signal: Signal, code: i32) {
+    let caught = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
+        u64::from_str_radix(mask.trim(), 16).unwrap_or(0) & 1 << 1 != 0
+    };
+    let since = Instant::now();
+    while !caught() {
+        assert!(since.elapsed() < Duration::from_secs(60), "{} catches no signal", child.id());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // The work begins; a signal before that ends it as well.
+    std::thread::sleep(Duration::from_millis(50));
+    kill_process(Pid::from_child(&child), signal).unwrap();
+    let run: Run = child.wait_with_output().unwrap().into();
+    assert_eq!(
+        (run.code, &run.json()["error"]["code"]),
+        (Some(code), &"cancelled".into()),
+        "{run:?}"
+    );
 }
 
 #[test]

@@ -218,6 +218,17 @@ fn a_setting_in_the_environment_that_is_none_is_warned_about() {
     for (name, value) in env {
         assert!(run.stderr.contains(&format!("{name}={value}")), "{name}: {run:?}");
     }
+    let env = [
+        ("BEELINE_THREADS", "9999", "from 1 to 256; 256 is used"),
+        ("BEELINE_STAGE_SLOTS", "1", "from 2 to 64; 2 is used"),
+        ("BEELINE_COMM_TIMEOUT", "0", "from 1 to 86400; 1 is used"),
+        ("BEELINE_CHUNK_BYTES", "1G", "a power of two; 4194304 is used"),
+    ];
+    for (name, value, used) in env {
+        let run = beeline_with(&[(name, value)], &["devices"]).ok();
+        let said = format!("{name}={value} has to be ");
+        assert!(run.stderr.matches(&said).count() == 1 && run.stderr.contains(used), "{run:?}");
+    }
     let env = [("BEELINE_COMM_PATH", "auto"), ("BEELINE_CUFILE_WAIT", "word")];
     assert!(!beeline_with(&env, &["devices"]).ok().stderr.contains("BEELINE_"));
     let odd: &std::ffi::OsStr = std::os::unix::ffi::OsStrExt::from_bytes(b"8\xff");

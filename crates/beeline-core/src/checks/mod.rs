@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 
 use serde::Serialize;
 
-use crate::facts::Machine;
+use crate::facts::{Kind, Machine};
 use crate::reason::Code;
 
 mod asynchronous;
@@ -190,6 +190,14 @@ impl Verdict {
 
     fn skip(missing: &[&str]) -> Self {
         Self::Skip(missing.iter().map(ToString::to_string).collect())
+    }
+
+    /// Nothing was found in the log of the failing program, if there is one.
+    fn of_quiet_log(context: &Context<'_>, message: &str) -> Self {
+        match context.machine.has(&[Kind::NcclLog, Kind::AppLog]) {
+            true => Self::pass(message),
+            false => Self::skip(&["log of the failing program"]),
+        }
     }
 
     /// The findings, or `otherwise` where there is none.

@@ -5,15 +5,8 @@ use alloc::string::{String, ToString};
 use super::context::Context;
 use super::rdma_port::routable_gid;
 use super::{Finding, Severity, Status, Verdict};
-use crate::facts::{Event, Kind, Known};
+use crate::facts::{Event, Known};
 use alloc::vec::Vec;
-
-pub(super) fn log_quiet(context: &Context<'_>, message: &str) -> Verdict {
-    match context.machine.has(&[Kind::NcclLog, Kind::AppLog]) {
-        true => Verdict::pass(message),
-        false => Verdict::skip(&["log of the failing program"]),
-    }
-}
 
 /// Retries ran out (completion status 12).
 pub(super) fn timeout(context: &Context<'_>) -> Verdict {
@@ -22,7 +15,7 @@ pub(super) fn timeout(context: &Context<'_>) -> Verdict {
         _ => None,
     });
     if errors.is_empty() {
-        return log_quiet(context, "no transport timeout");
+        return Verdict::of_quiet_log(context, "no transport timeout");
     }
     let evidence: Vec<String> = errors.iter().map(|(_, seen)| context.cite_seen(seen)).collect();
     let named: Vec<&str> =
@@ -145,7 +138,7 @@ pub(super) fn message_too_big(context: &Context<'_>) -> Verdict {
         _ => None,
     });
     if errors.is_empty() {
-        return log_quiet(context, "no local length error");
+        return Verdict::of_quiet_log(context, "no local length error");
     }
     let evidence: Vec<String> = errors.iter().map(|(_, seen)| context.cite_seen(seen)).collect();
     let limit = context
@@ -283,7 +276,7 @@ pub(super) fn rnr(context: &Context<'_>) -> Verdict {
 /// Inline receive data copied by the CPU into GPU memory.
 pub(super) fn scatter_to_cqe(context: &Context<'_>) -> Verdict {
     let Some(crash) = context.seen(&Event::ScatterCrash) else {
-        return log_quiet(context, "no crash while polling completions");
+        return Verdict::of_quiet_log(context, "no crash while polling completions");
     };
     let off = context.setting("MLX5_SCATTER_TO_CQE").is_some_and(|fact| fact.value.value == "0");
     if off {
@@ -311,7 +304,7 @@ pub(super) fn local_protection(context: &Context<'_>) -> Verdict {
         _ => None,
     });
     if errors.is_empty() {
-        return log_quiet(context, "no local protection error");
+        return Verdict::of_quiet_log(context, "no local protection error");
     }
     let mut layers: Vec<&str> = context
         .machine

@@ -4,7 +4,6 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
 use super::context::Context;
-use super::rdma_net::log_quiet;
 use super::{Finding, Severity, Status, Verdict};
 use crate::facts::machine::{GidClass, GidVersion};
 use crate::facts::{Event, Known, Nic};
@@ -91,7 +90,9 @@ pub(super) fn rail_crossing(context: &Context<'_>) -> Verdict {
         Event::RtrFailed { errno: 110 } => Some(()),
         _ => None,
     });
-    let Some((_, seen)) = timed_out else { return log_quiet(context, "no connection timed out") };
+    let Some((_, seen)) = timed_out else {
+        return Verdict::of_quiet_log(context, "no connection timed out");
+    };
     let mut devices: Vec<&str> = context
         .events(|event| match event {
             Event::GidUsed { device, .. } if !device.is_empty() => Some(device.as_str()),

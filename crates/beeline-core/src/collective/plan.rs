@@ -97,8 +97,31 @@ pub const fn flagged_bytes_max(ranks: u32) -> u64 {
 pub const fn copied_bytes_min(ranks: u32) -> u64 {
     if ranks > 1 { 128 << 20 } else { u64::MAX }
 }
-/// Most bytes of an all-reduce of more than two ranks that every rank reduces itself; above they share the work.
-pub const WHOLE_BYTES_MAX: u64 = 32 << 10;
+/// Most bytes of an all-reduce that every rank reduces itself, and of a broadcast that the root sends to each rank; above, they
+/// share the work, which costs more launches and saves bytes on a link. `lines`: windows have room for lines. Between the two,
+/// by the times of four H200: a launch more takes as long as half a megabyte to each of three.
+pub const fn whole_bytes_max(ranks: u32, lines: bool) -> u64 {
+    match (ranks, lines) {
+        (0..=2, _) => u64::MAX,
+        (3, true) => 1 << 20,
+        (4, true) => 512 << 10,
+        (3..=8, _) => 128 << 10,
+        _ => 32 << 10,
+    }
+}
+/// In how many pieces a broadcast of more than two ranks goes, so that what comes before and behind the busiest time of the
+/// root's link and one launch a piece cost the least together (four H200).
+pub const fn pieces_of(bytes: u64) -> u64 {
+    let pieces = (bytes / (2 << 20)).isqrt();
+    if pieces < 1 {
+        1
+    } else if pieces > PIECES_MAX {
+        PIECES_MAX
+    } else {
+        pieces
+    }
+}
+const PIECES_MAX: u64 = 16;
 
 /// Plans `call` for `ranks`. Never more than one algorithm is chosen by another's failure: the order is that
 /// of the predictions, and a rejected algorithm says what it lacks.
@@ -164,19 +187,30 @@ fn judge(call: &Call, ranks: &Ranks, route: Algorithm) -> Result<u64, Reason> {
 /// What the kernels of CUDA devices do not do; the staged path does all of it.
 fn built(call: &Call, n: u32, (part, most): (u64, u64), route: Algorithm) -> Result<(), Reason> {
     let whole = matches!(route, Algorithm::LowLatency | Algorithm::OneShot);
-    if matches!(route, Algorithm::CopyEngine | Algorithm::ScatterGather) {
+    let shares = part > whole_bytes_max(n, most > PACKET_ONLY_BYTES_MAX);
+    let scatters = route == Algorithm::ScatterGather;
+    if route == Algorithm::CopyEngine {
         return Err(Reason::with(
             Code::AlgorithmUnsuited,
             "kernels push with stores; copies carry large moves that one group has for all ranks",
         ));
     }
+    let shared = scatters || route == Algorithm::TwoShot;
+    if shared && (n <= 2 || call.kind == Collective::Reduce) {
+        let text =
+            if n <= 2 { "two ranks have nothing to share" } else { "all inputs go to the root" };
+        return Err(Reason::with(Code::AlgorithmUnsuited, text));
+    }
     if route == Algorithm::OneShot && part <= most {
         let text = format!("up to {most} bytes flags go with the data");
         return Err(Reason::with(Code::AlgorithmUnsuited, text));
     }
-    if whole && call.kind == Collective::AllReduce && n > 2 && part > WHOLE_BYTES_MAX {
-        let text = format!("above {WHOLE_BYTES_MAX} bytes more than two ranks share the reduction");
-        return Err(Reason::with(Code::AlgorithmUnsuited, text));
+    if matches!(call.kind, Collective::AllReduce | Collective::Broadcast) && n > 2 {
+        let least = whole_bytes_max(n, most > PACKET_ONLY_BYTES_MAX);
+        if if shares { whole } else { shared } {
+            let text = format!("above {least} bytes {n} ranks share the work, and only there");
+            return Err(Reason::with(Code::AlgorithmUnsuited, text));
+        }
     }
     Ok(())
 }
@@ -375,15 +409,18 @@ mod tests {
             (2 << 20, 2, Algorithm::LowLatency),
             (1 << 30, 2, Algorithm::OneShot),
             (8, 8, Algorithm::LowLatency),
-            (64 << 10, 8, Algorithm::TwoShot),
+            (64 << 10, 8, Algorithm::LowLatency),
+            (512 << 10, 4, Algorithm::LowLatency),
+            (512 << 10, 8, Algorithm::TwoShot),
             (4 << 20, 8, Algorithm::TwoShot),
         ];
         for (bytes, ranks, best) in cases {
             assert_eq!(all_reduce(bytes, &Ranks::like_h200(ranks)).best(), Some(best), "{bytes}");
         }
         let broadcast = Call::new(Collective::Broadcast, 1 << 30, DataType::U8);
-        let best = plan(&broadcast, &Ranks::like_h200(8)).best();
-        assert_eq!(best, Some(Algorithm::OneShot));
+        let best = |bytes| plan(&Call { count: bytes, ..broadcast }, &Ranks::like_h200(8)).best();
+        assert_eq!(best(1 << 30), Some(Algorithm::ScatterGather));
+        assert_eq!(best(64 << 10), Some(Algorithm::LowLatency));
         let staged = Ranks { slowest: Link::Same, ..Ranks::like_h200(8) };
         assert_eq!(plan(&broadcast, &staged).best(), Some(Algorithm::ScatterGather));
         assert_eq!(time(8_600), "8.6 us");

@@ -7,6 +7,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use beeline_sys::user;
+
 use super::bootstrap::{self, Exchange};
 use super::control::Control;
 use super::executor::{self, Batch, Executor, Factor, Gathered, Place, Posted, Settings, Setup};
@@ -49,6 +51,8 @@ pub(super) struct Inner {
     pub(super) queue: Mutex<Queue>,
     pub(super) exchange: Mutex<Exchange>,
     pub(super) shrinks: AtomicU64,
+    /// Of the process that made it.
+    forks: u32,
 }
 
 impl UniqueId {
@@ -85,6 +89,7 @@ impl Communicator {
         gpu: &Gpu,
         settings: &Settings,
     ) -> Result<Self> {
+        user::watch_forks();
         let deadline = Instant::now() + settings.join_deadline;
         let mut exchange = Exchange::join(id, rank, ranks, deadline)?;
         let segment = Control::segment()?;
@@ -128,6 +133,7 @@ impl Communicator {
                 queue: Mutex::new(Queue::new(ranks)),
                 exchange: Mutex::new(exchange),
                 shrinks: AtomicU64::new(0),
+                forks: user::forks(),
             }),
         })
     }
@@ -309,7 +315,9 @@ impl Communicator {
     /// or an abort, memory that a call was to receive in is let alone by all others once the rank's own kernel has
     /// ended (it waits for senders that have begun, 50 ms at most).
     pub fn register(&self, ptr: crate::core::addr::DevicePtr, len: u64) {
-        if let Some(executor) = lock(&self.inner.executor).as_mut() {
+        if self.inner.own().is_ok()
+            && let Some(executor) = lock(&self.inner.executor).as_mut()
+        {
             executor.register(ptr, len);
         }
     }
@@ -323,6 +331,7 @@ impl Communicator {
     /// # Errors
     /// Why the communicator stopped; `is_timeout` where not all ranks came within [`Settings::join_deadline`].
     pub fn register_window(&self, ptr: crate::core::addr::DevicePtr, len: u64) -> Result<()> {
+        self.inner.own()?;
         let offer = {
             let executor = lock(&self.inner.executor);
             executor.as_ref().ok_or_else(aborted)?.window_offer(ptr, len)
@@ -348,7 +357,9 @@ impl Communicator {
     /// Undoes a [`Self::register`] or [`Self::register_window`] of the same bytes, before the memory is freed. May wait for the device, as freeing memory
     /// does.
     pub fn deregister(&self, ptr: crate::core::addr::DevicePtr, len: u64) {
-        if let Some(executor) = lock(&self.inner.executor).as_mut() {
+        if self.inner.own().is_ok()
+            && let Some(executor) = lock(&self.inner.executor).as_mut()
+        {
             executor.forget(ptr, len);
         }
     }
@@ -373,8 +384,11 @@ impl Communicator {
     }
 
     /// Stops this rank: calls in flight end early, streams go on, later calls fail. Other ranks learn of it when they
-    /// wait for this one. Returns at once; waits for no stream and no rank.
+    /// wait for this one. Returns at once; waits for no stream and no rank. Nothing in a process forked from the rank's.
     pub fn abort(&self) {
+        if self.inner.own().is_err() {
+            return;
+        }
         self.inner.control.abort();
         // Another thread may be inside a call, compiling kernels; then the last handle closes the executor.
         let executor = match self.inner.executor.try_lock() {
@@ -392,6 +406,7 @@ impl Communicator {
     /// # Errors
     /// Why the communicator had stopped before.
     pub fn close(&self, deadline: Instant) -> Result<()> {
+        self.inner.own()?;
         let executor = lock(&self.inner.executor).take();
         if let Some(executor) = executor {
             let tail = lock(&self.inner.queue).tail(&executor, self.inner.spare.as_ref());
@@ -413,8 +428,20 @@ impl Inner {
         &self.settings
     }
 
+    /// Whether this is the process that joined, and no child of it: that one shares memory with the ranks, and has none of the
+    /// driver's and none of the threads. Whatever it did would be done to its parent.
+    pub(super) fn own(&self) -> Result<()> {
+        if user::forks() == self.forks {
+            return Ok(());
+        }
+        let text = "this process was forked from the one that joined the communicator";
+        let error = Error::refused(text).coded("collective-invalid");
+        Err(error.remedy("join in the child, or start it anew (spawn) instead of forking"))
+    }
+
     /// Whether the call can be made at all.
     fn check(&self, posted: &Posted) -> Result<()> {
+        self.own()?;
         let invalid = |error: Error| error.coded("collective-invalid");
         let call = &posted.call;
         call.check(self.ranks, self.sm)
@@ -500,6 +527,14 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if self.own().is_err() {
+            // Its end would be the parent's, and a lock may have been held when the parent forked.
+            if let Ok(mut executor) = self.executor.try_lock() {
+                std::mem::forget(executor.take());
+            }
+            std::mem::forget(self.spare.take());
+            return;
+        }
         if let Some(executor) = lock(&self.executor).take() {
             let tail = lock(&self.queue).tail(&executor, self.spare.as_ref());
             executor.close(tail, Instant::now());

@@ -23,6 +23,11 @@ impl<T: Send + 'static> Greeters<T> {
         self.under_way < UNDER_WAY_MAX
     }
 
+    /// Whether nobody has to prove anything just now.
+    pub(super) const fn is_idle(&self) -> bool {
+        self.under_way == 0
+    }
+
     /// Starts one, which has to end by itself; `None` says that it proved nothing.
     pub(super) fn start(&mut self, greeting: impl FnOnce() -> Option<T> + Send + 'static) {
         let sender = self.sender.clone();

@@ -39,6 +39,9 @@ thread_local! {
 pub fn group<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     group_start();
     let done = work();
+    if let Err(error) = &done {
+        group_refuse(&error.to_string());
+    }
     match (done, group_end()) {
         (Ok(value), Ok(())) => Ok(value),
         (Err(error), _) | (Ok(_), Err(error)) => Err(error),
@@ -48,6 +51,20 @@ pub fn group<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
 /// Starts a group, or one within the present one. Prefer [`group()`]: every start needs its end.
 pub fn group_start() {
     GROUP.with_borrow_mut(|group| group.depth += 1);
+}
+
+/// Refuses the present group, as one of its calls does that is refused: its end queues nothing, and says why. For what a caller
+/// finds wrong before a call is made; outside of a group there is nothing to refuse.
+pub fn group_refuse(why: &str) {
+    GROUP.with_borrow_mut(|group| {
+        if group.depth > 0 {
+            group.failed.get_or_insert_with(|| refused(why));
+        }
+    });
+}
+
+fn refused(why: &str) -> Error {
+    Error::refused(why.to_owned()).coded("collective-invalid")
 }
 
 /// Ends a group; the outermost end queues the calls.
@@ -175,8 +192,7 @@ pub(super) fn post(
             }
             Err(error) => {
                 // Both the call and the end of the group say so.
-                let copy = Error::refused(error.to_string()).coded("collective-invalid");
-                group.failed.get_or_insert(copy);
+                group.failed.get_or_insert_with(|| refused(&error.to_string()));
                 Err(error)
             }
         }

@@ -53,7 +53,7 @@ mod wire;
 pub use communicator::Communicator;
 pub use control::RANKS_MAX;
 pub use executor::{Factor, Faults, Place, Settings};
-pub use group::{group, group_depth, group_end, group_simulate_end, group_start};
+pub use group::{group, group_depth, group_end, group_refuse, group_simulate_end, group_start};
 pub use id::{UNIQUE_ID_BYTES, UniqueId};
 
 pub use crate::core::collective::{

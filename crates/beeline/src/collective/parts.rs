@@ -17,6 +17,7 @@ impl Communicator {
     /// # Errors
     /// As [`Self::join`]; `is_io` where a rank has left.
     pub fn split(&self, color: Option<u32>, key: i32, settings: &Settings) -> Result<Option<Self>> {
+        self.inner().own()?;
         let deadline = Instant::now() + settings.join_deadline;
         let mut mine = vec![u8::from(color.is_some())];
         mine.extend(color.unwrap_or(0).to_le_bytes());
@@ -67,6 +68,7 @@ impl Communicator {
     /// `is_refused` for a list with this rank, with ranks that are none, or with all; `is_timeout` where the others
     /// exclude other ranks or do not come; as [`Self::join`].
     pub fn shrink(&self, excluded: &[u32], settings: &Settings) -> Result<Self> {
+        self.inner().own()?;
         let Inner { rank, ranks, .. } = **self.inner();
         if excluded.contains(&rank) || excluded.iter().any(|other| *other >= ranks) {
             let text = format!("rank {rank} of {ranks} cannot go on without {excluded:?}");

@@ -8,6 +8,7 @@ use beeline_sys::cuda::{DeviceMem, Error as CudaError, PeerKernels, Stream as Ha
 use super::{Options, Path, Route};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Buffer, Gpu, Stream};
+use crate::storage::CancelToken;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -106,42 +107,85 @@ const BLOCKS: u32 = 132;
 const ROUNDS: u32 = 4000;
 /// Small copies of a latency.
 const SMALL: u64 = 200;
+/// Bytes of a copy through host memory, between which somebody may call it off.
+const STAGED_PIECE: u64 = 64 << 20;
+/// How long a wait goes on before it is looked whether somebody has called it off.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// How long a measurement may go on.
+#[derive(Clone, Copy, Debug)]
+struct Until<'a> {
+    deadline: Instant,
+    cancel: Option<&'a CancelToken>,
+}
+
+impl Until<'_> {
+    fn check(self) -> Result<()> {
+        self.cancel.map_or(Ok(()), CancelToken::check)
+    }
+
+    /// Waits for everything that is queued in a stream.
+    fn wait(self, stream: &Stream) -> Result<()> {
+        let end = stream.record()?;
+        loop {
+            self.check()?;
+            let look = self.deadline.min(Instant::now() + LOOK);
+            match end.wait(look) {
+                Err(error) if error.is_timeout() && look < self.deadline => {}
+                done => return done,
+            }
+        }
+    }
+}
 
 /// Measures the path from `from` to `to` with buffers of `bytes` (rounded up to 16), verified first; and
-/// compares the bytes of each way of moving them.
+/// compares the bytes of each way of moving them. Once `cancel` is cancelled it ends; what is in flight then keeps its
+/// memory.
 ///
 /// # Errors
-/// `is_corrupt` where bytes arrive wrong; what the path and the devices say; `is_timeout`.
-pub fn measure(from: &Gpu, to: &Gpu, bytes: u64, deadline: Instant) -> Result<Measured> {
+/// `is_corrupt` where bytes arrive wrong; what the path and the devices say; `is_timeout`; `is_cancelled`.
+pub fn measure(
+    from: &Gpu,
+    to: &Gpu,
+    bytes: u64,
+    deadline: Instant,
+    cancel: Option<&CancelToken>,
+) -> Result<Measured> {
+    let until = Until { deadline, cancel };
+    until.check()?;
     let path = Path::open(from, to, &Options::default())?;
     let bytes = bytes.max(16).next_multiple_of(16);
     let (a, b) = (Side::new(from, bytes)?, Side::new(to, bytes)?);
     let mut found = Measured { route: path.route(), figures: Vec::new() };
     if path.route() == Route::Staged {
         // What was given is there, and nothing of it where it is to arrive: each waits for its device.
-        a.blank(deadline)?;
-        b.blank(deadline)?;
+        a.blank(until)?;
+        b.blank(until)?;
         let started = Instant::now();
-        path.copy((&b.taken, 0), (&a.given, 0), bytes, deadline)?;
+        for at in (0..bytes).step_by(STAGED_PIECE as usize) {
+            until.check()?;
+            let len = STAGED_PIECE.min(bytes - at);
+            path.copy((&b.taken, at), (&a.given, at), len, deadline)?;
+        }
         found.figures.push((What::Copy, rate(bytes, started.elapsed())));
-        b.check(deadline)?;
+        b.check(until)?;
         return Ok(found);
     }
     // Both directions are open where one is; the way back is asked for all the same.
     let back = Path::open(to, from, &Options::default())?.route() != Route::Staged;
     for what in What::ALL.into_iter().filter(|what| back || !what.is_both()) {
-        if let Some(figure) = one(what, &a, &b, bytes, deadline)? {
+        if let Some(figure) = one(what, &a, &b, bytes, until)? {
             found.figures.push((what, figure));
         }
     }
     Ok(found)
 }
 
-fn one(what: What, a: &Side, b: &Side, bytes: u64, deadline: Instant) -> Result<Option<u64>> {
+fn one(what: What, a: &Side, b: &Side, bytes: u64, until: Until<'_>) -> Result<Option<u64>> {
     let kernels = a.kernels.is_some() && b.kernels.is_some();
     let ways: &[(&Side, &Side)] = if what.is_both() { &[(a, b), (b, a)] } else { &[(a, b)] };
     match what {
-        What::FlagLatency if kernels => return flag(a, b, deadline).map(Some),
+        What::FlagLatency if kernels => return flag(a, b, until).map(Some),
         What::Copy | What::CopyBoth | What::CopyLatency => {}
         _ if !kernels => return Ok(None),
         _ => {}
@@ -156,20 +200,20 @@ fn one(what: What, a: &Side, b: &Side, bytes: u64, deadline: Instant) -> Result<
             }
         }
         for (own, _) in ways {
-            own.stream.synchronize(deadline)?;
+            until.wait(&own.stream)?;
         }
         Ok(started.elapsed())
     };
     for (own, other) in ways {
-        own.blank(deadline)?;
-        other.blank(deadline)?;
+        own.blank(until)?;
+        other.blank(until)?;
     }
     queue(1)?;
     if what != What::ReadAddBoth && what != What::CopyLatency {
         // What was pulled lies here, what was pushed there.
         let pulled = matches!(what, What::Load | What::LoadBoth);
         for (own, other) in ways {
-            if pulled { own.check(deadline)? } else { other.check(deadline)? }
+            if pulled { own.check(until)? } else { other.check(until)? }
         }
     }
     let spent = queue(repeats)?;
@@ -182,22 +226,22 @@ fn one(what: What, a: &Side, b: &Side, bytes: u64, deadline: Instant) -> Result<
 }
 
 /// Half of the rounds warm up, so the difference of two runs is what the rounds cost.
-fn flag(a: &Side, b: &Side, deadline: Instant) -> Result<u64> {
+fn flag(a: &Side, b: &Side, until: Until<'_>) -> Result<u64> {
     let run = |rounds: u32| -> Result<Duration> {
         for side in [a, b] {
             side.stream.fill(&side.taken, 0, 16, 0)?;
-            side.stream.synchronize(deadline)?;
+            until.wait(&side.stream)?;
         }
         let started = Instant::now();
         for (own, other, first) in [(a, b, true), (b, a, false)] {
-            let timeout = deadline.saturating_duration_since(started);
+            let timeout = until.deadline.saturating_duration_since(started);
             let timeout = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
             own.with_kernels(|kernels, stream| {
                 kernels.ping(stream, own.memory()?, other.memory()?, first, rounds, timeout)
             })?;
         }
-        a.stream.synchronize(deadline)?;
-        b.stream.synchronize(deadline)?;
+        until.wait(&a.stream)?;
+        until.wait(&b.stream)?;
         Ok(started.elapsed())
     };
     let (short, long) = (run(ROUNDS)?, run(3 * ROUNDS)?);
@@ -271,19 +315,19 @@ impl Side {
         cuda(&self.taken)
     }
 
-    fn blank(&self, deadline: Instant) -> Result<()> {
+    fn blank(&self, until: Until<'_>) -> Result<()> {
         self.stream.fill(&self.taken, 0, self.taken.len(), NOTHING)?;
-        self.stream.synchronize(deadline)
+        until.wait(&self.stream)
     }
 
     /// Whether what was taken is what was given: first and last MiB.
-    fn check(&self, deadline: Instant) -> Result<()> {
+    fn check(&self, until: Until<'_>) -> Result<()> {
         let len = self.taken.len();
         let part = len.min(1 << 20);
         let host = self.taken.gpu().pin(part)?;
         for at in [0, len - part] {
             self.stream.copy_to_host(&host, 0, &self.taken, at, part)?;
-            self.stream.synchronize(deadline)?;
+            until.wait(&self.stream)?;
             let mut bytes = vec![0; usize::try_from(part).unwrap_or(0)];
             host.mem().read(0, &mut bytes)?;
             if let Some(wrong) = bytes.iter().position(|byte| *byte != GIVEN) {
@@ -313,13 +357,36 @@ mod tests {
         let pair = || (Gpu::simulated(&config).unwrap(), Gpu::simulated(&config).unwrap());
         let end = || Instant::now() + Duration::from_secs(20);
         let (a, b) = pair();
-        let found = measure(&a, &b, 3 << 20, end()).unwrap();
+        let found = measure(&a, &b, 3 << 20, end(), None).unwrap();
         let names: Vec<_> = found.figures.iter().map(|(what, _)| what.as_str()).collect();
         assert_eq!(names, ["copy", "copy-both", "copy-latency"]);
         assert!(found.figures.iter().all(|(_, figure)| *figure > 0));
         let (a, b) = pair();
         // After both verifications: two copies each of the first device's.
         a.as_sim().unwrap().faults().arm(Site::Copy, 3, Effect::Corrupt);
-        assert!(measure(&a, &b, 1 << 20, end()).unwrap_err().is_corrupt());
+        assert!(measure(&a, &b, 1 << 20, end(), None).unwrap_err().is_corrupt());
+    }
+
+    #[test]
+    fn a_measurement_is_called_off_also_while_a_copy_hangs() {
+        let config = SimConfig { memory_bytes: 32 << 20, ..SimConfig::default() };
+        let (a, b) = (Gpu::simulated(&config).unwrap(), Gpu::simulated(&config).unwrap());
+        let faults = a.as_sim().unwrap().faults();
+        let token = CancelToken::new();
+        // After both verifications.
+        faults.arm(Site::Copy, 3, Effect::Stall);
+        let end = Instant::now() + Duration::from_secs(60);
+        let found = std::thread::scope(|scope| {
+            let running = scope.spawn(|| measure(&a, &b, 1 << 20, end, Some(&token)));
+            while faults.stalled() == 0 {
+                std::thread::yield_now();
+            }
+            token.cancel();
+            running.join().unwrap()
+        });
+        assert!(found.unwrap_err().is_cancelled());
+        faults.release();
+        assert!(measure(&a, &b, 1 << 20, end, Some(&token)).unwrap_err().is_cancelled());
+        assert!(measure(&a, &b, 1 << 20, end, Some(&CancelToken::new())).is_ok());
     }
 }

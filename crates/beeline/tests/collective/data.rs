@@ -52,6 +52,26 @@ fn every_collective_16() {
     every_collective(16, &[0, 3, 1025]);
 }
 
+/// More than two ranks share the work of large calls: counts that divide and that do not, each root, with and without
+/// alignment.
+#[test]
+fn large_parts_are_shared() {
+    for ranks in [3, 4] {
+        let job = Job::new(ranks);
+        for (turn, count) in [70_001, 98_304].into_iter().enumerate() {
+            let call = Call::new(Collective::Broadcast, count, DataType::F32);
+            for root in [0, turn as u32 % ranks, ranks - 1] {
+                job.check(call.root(root), turn as u64 % 4);
+            }
+            job.check(all_reduce(count, DataType::F32), turn as u64 % 4);
+        }
+        if ranks == 3 {
+            // In several pieces.
+            job.check(Call::new(Collective::Broadcast, 2_200_007, DataType::F32).root(1), 0);
+        }
+    }
+}
+
 /// One rank goes through the same code as many: every type and operation, counts of every remainder.
 #[test]
 fn every_type_and_operation() {
@@ -80,6 +100,15 @@ fn no_tail_is_dropped_by_one_rank() {
     for base in [9_u64 << 10, 300 << 10] {
         for rest in 0..32 {
             job.check(all_reduce(base + rest, DataType::BF16).op(RedOp::AVG), 0);
+        }
+    }
+    // Of the others a few, each type and operation with other remainders.
+    let each =
+        DataType::ALL.iter().flat_map(|dtype| RedOp::ALL.iter().map(move |op| (*dtype, *op)));
+    for (turn, (dtype, op)) in (0..).zip(each.filter(|(dtype, op)| op.check(*dtype, None).is_ok()))
+    {
+        for count in (1 + turn % 331..=1025).step_by(331).chain([20_000 + turn % 32]) {
+            job.check(all_reduce(count, dtype).op(op), (count + turn) % 3);
         }
     }
 }
@@ -112,8 +141,9 @@ fn in_place() {
             Collective::AllGather,
             Collective::ReduceScatter,
             Collective::AllToAll,
+            Collective::Broadcast,
         ] {
-            let call = Call::new(kind, 30_001, DataType::I32);
+            let call = Call::new(kind, 60_001, DataType::I32).root(u32::from(!kind.reduces()));
             let inputs = inputs(&call, 4);
             let part = call.count * 4;
             let buffers: Vec<_> = (0..4)

@@ -47,7 +47,7 @@ fn data_goes_through_the_kernels() {
 /// Where devices carry out each other's atomic operations, data goes in lines too, and blocks meet when they start.
 #[test]
 fn data_goes_through_lines() {
-    with(&["every_collective_2", "every_collective_3"], "1");
+    with(&["every_collective_2", "every_collective_3", "large_parts_are_shared"], "1");
 }
 
 #[test]

@@ -111,6 +111,18 @@ fn sends_that_wait_for_each_other_are_told() {
     }
 }
 
+/// A call that is made of several, of which a later one cannot be: nothing of it waits for the others.
+#[test]
+fn a_group_that_fails_half_way_queues_nothing() {
+    let job = Job::new(2);
+    let buffer = job.comms[1].gpu().alloc(64).unwrap();
+    let (send, receive) = ([(1, 0), (1, u64::MAX)], [(1, 0), (1, 1)]);
+    let places = ((&buffer, &send[..]), (&buffer, &receive[..]));
+    let failed = job.comms[1].all_to_all_v(places.0, places.1, DataType::F32, &job.streams[1]);
+    assert!(failed.unwrap_err().is_refused());
+    job.check(all_reduce(100, DataType::F32), 0);
+}
+
 #[test]
 fn a_send_and_a_receive_of_two_sizes_are_named() {
     let job = short(2);

@@ -15,6 +15,7 @@
 
 mod captures;
 mod cases;
+#[allow(dead_code, reason = "what the other program needs besides")]
 mod driver;
 mod guest;
 mod library;

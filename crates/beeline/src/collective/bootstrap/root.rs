@@ -7,6 +7,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
+
 use super::{GO_ON, GREETING, Hello, PAUSE, PLACE, PROOF_MAX, SPANS, unix_name};
 use crate::collective::greeters::Greeters;
 use crate::collective::id::UniqueId;
@@ -94,6 +96,9 @@ impl Root {
         let mut ranks: BTreeMap<u32, (Hello, TcpStream)> = BTreeMap::new();
         let mut greeters = Greeters::new();
         while Instant::now() < self.deadline {
+            if greeters.is_idle() {
+                await_visitor(&self.listener, self.deadline);
+            }
             while greeters.has_room()
                 && let Ok((stream, _)) = self.listener.accept()
             {
@@ -166,6 +171,18 @@ fn has_left(stream: &TcpStream) -> bool {
     back.is_err() || !there
 }
 
+/// Waits until somebody comes to the listener, or until `deadline`. An identifier may lie unused for as long as that, and wakes
+/// nobody meanwhile.
+fn await_visitor(listener: &impl AsFd, deadline: Instant) {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let left = Timespec {
+        tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: left.subsec_nanos().into(),
+    };
+    // Interrupted or not: the caller looks again.
+    let _ = rustix::event::poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&left));
+}
+
 /// Whether the ranks can be one communicator here.
 fn judge(ranks: &BTreeMap<u32, (Hello, TcpStream)>) -> Result<(), String> {
     let mut hosts: BTreeMap<&[u8], (&str, Vec<String>)> = BTreeMap::new();
@@ -195,6 +212,9 @@ fn exchange_rounds(listener: &UnixListener, id: &UniqueId, count: u32, deadline:
     while ranks.len() < count as usize {
         if Instant::now() >= deadline {
             return;
+        }
+        if greeters.is_idle() {
+            await_visitor(listener, deadline);
         }
         while greeters.has_room()
             && let Ok((stream, _)) = listener.accept()

@@ -15,6 +15,7 @@ mod pulled;
 mod registered;
 mod report;
 mod rounds;
+mod steps;
 mod verify;
 
 pub(in crate::collective) use direct::{Move, Rank, plan, queue};

@@ -87,6 +87,8 @@ fn of_collective(ranks: &[Rank<'_>]) -> Result<Option<Vec<Move>>> {
         first.call.kind,
         C::AllGather | C::Broadcast | C::Gather | C::Scatter | C::AllToAll
     );
+    // Of more ranks the root's link would carry every copy; kernels hand its pieces on (`steps.rs`).
+    let moves = moves && (first.call.kind != C::Broadcast || ranks.len() <= 2);
     let alike = |rank: &Rank<'_>| matches!(rank.calls.as_slice(), [one] if one.call == first.call);
     if !moves || !ranks.iter().all(alike) {
         return Ok(None);

@@ -30,9 +30,6 @@ const EARLY_MAX: u64 = 8 << 20;
 /// A launch of parts up to this many bytes is one block of 96 threads, which finds room beside any block of our other kernels that
 /// start early (544 threads of at most 96 registers).
 const TINY_MAX: u64 = 512;
-/// Up to this many bytes an all-reduce of more than two ranks gives every rank every input; above, each
-/// reduces one part.
-const ONE_SHOT_MAX: u64 = 32 << 10;
 /// Bytes of a window's first page that barriers send and receive: nobody looks at them.
 const BARRIER_AT: u64 = 512;
 
@@ -61,6 +58,10 @@ impl Cuda {
         }
         if self.pull(call, (input, output), bytes, (packed, word), stream, &held)? {
             return Ok(());
+        }
+        if call.kind == Collective::Broadcast && bytes > self.whole_bytes_max() {
+            let work = Work { input, output, bytes, factor: None, packed, word, held: &held };
+            return self.handed_on(call, work, stream);
         }
         let mut args = Box::new(MoveArgs { comm: self.comm, ..MoveArgs::default() });
         args.comm.call = packed;
@@ -147,7 +148,7 @@ impl Cuda {
 
     /// Parts that travel alike in one kernel, small ones before large ones. `mutual`: every rank sends something to every
     /// other one, and all parts are equal.
-    fn launch_moves(
+    pub(super) fn launch_moves(
         &mut self,
         args: &mut MoveArgs,
         mutual: bool,
@@ -188,48 +189,20 @@ impl Cuda {
                 self.shoot(call, &work, shot(0, others, 0), stream)
             }
             Collective::Reduce => self.shoot(call, &work, shot(1 << call.root, 0, 0), stream),
-            _ if ranks <= 2 || work.bytes <= ONE_SHOT_MAX => {
+            _ if work.bytes <= self.whole_bytes_max() => {
                 self.shoot(call, &work, shot(others, others, 0), stream)
             }
             _ => self.two_shot(call, work, stream),
         }
     }
 
-    /// Each rank reduces one part and gives it to all. Parts are equal; what does not divide goes in one
-    /// shot. The order of ranks is that of one shot, and so are the bits.
-    fn two_shot(&mut self, call: &Call, work: Work<'_>, stream: &Handle) -> Result<()> {
-        // Compiled before the first launch: compiling may wait for the device, whose kernel waits for ranks
-        // that this thread may have yet to queue.
-        self.kernels(KernelSet::Move)?;
-        let size = call.dtype.size_bytes().ok_or_else(|| unknown(call))?;
-        let ranks = u64::from(self.ranks);
-        // Whole 16 bytes, so that every part is aligned as the whole is.
-        let unit = (16 / size).max(1);
-        let part = call.count / ranks / unit * unit * size;
-        let done = part * ranks;
-        let others = (((1_u64 << self.ranks) - 1) as u32) & !(1 << self.rank);
-        let own = work.output + part * u64::from(self.rank);
-        let scatter = Work { output: own, bytes: part, ..work };
-        let shot = Shot { send_mask: others, recv_mask: others, stride: part };
-        self.shoot(call, &scatter, shot, stream)?;
-        let mut args = Box::new(MoveArgs { comm: self.comm, ..MoveArgs::default() });
-        args.comm.call = work.packed;
-        for (place, peer) in args.parts.iter_mut().take(self.ranks as usize).zip(0..) {
-            let recv = work.output + part * peer;
-            let (send_word, recv_word) = (work.word, work.word);
-            *place =
-                Part { send: own, send_bytes: part, recv, recv_bytes: part, send_word, recv_word };
-        }
-        self.launch_moves(&mut args, true, stream, work.held)?;
-        if done == work.bytes {
-            return Ok(());
-        }
-        let (input, output, bytes) = (work.input + done, work.output + done, work.bytes - done);
-        let rest = Work { input, output, bytes, ..work };
-        self.shoot(call, &rest, Shot { send_mask: others, recv_mask: others, stride: 0 }, stream)
-    }
-
-    fn shoot(&mut self, call: &Call, work: &Work<'_>, shot: Shot, stream: &Handle) -> Result<()> {
+    pub(super) fn shoot(
+        &mut self,
+        call: &Call,
+        work: &Work<'_>,
+        shot: Shot,
+        stream: &Handle,
+    ) -> Result<()> {
         let set = kernels_of(call)?;
         let (scalar, multiply) = match (call.op, work.factor) {
             (RedOp::PRE_MUL_SUM, Some(Factor::Host(bytes))) => (u64::from_le_bytes(bytes), 1),
@@ -335,24 +308,24 @@ const fn admits(way: Option<Way>, tiny: bool, meets: bool, rounds: u64) -> u32 {
     }
 }
 
-/// A reduction with its memory.
+/// A call with its memory.
 #[derive(Clone, Copy)]
-struct Work<'a> {
-    input: u64,
-    output: u64,
-    bytes: u64,
-    factor: Option<Factor>,
-    packed: u64,
-    word: u64,
-    held: &'a [Arc<DeviceMem>],
+pub(super) struct Work<'a> {
+    pub(super) input: u64,
+    pub(super) output: u64,
+    pub(super) bytes: u64,
+    pub(super) factor: Option<Factor>,
+    pub(super) packed: u64,
+    pub(super) word: u64,
+    pub(super) held: &'a [Arc<DeviceMem>],
 }
 
 /// Who gets what in one kernel.
 #[derive(Clone, Copy)]
-struct Shot {
-    send_mask: u32,
-    recv_mask: u32,
-    stride: u64,
+pub(super) struct Shot {
+    pub(super) send_mask: u32,
+    pub(super) recv_mask: u32,
+    pub(super) stride: u64,
 }
 
 /// What `rank` sends to `peer` and receives from it in a call that computes nothing.
@@ -440,7 +413,7 @@ pub(super) fn address(place: &Place, bytes: u64, what: &str, held: &mut Held) ->
 }
 
 #[cold]
-fn unknown(call: &Call) -> Error {
+pub(super) fn unknown(call: &Call) -> Error {
     Error::refused(format!("no kernel carries out {call}"))
 }
 
