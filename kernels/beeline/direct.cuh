@@ -45,7 +45,7 @@ DEVICE void direct_invite(const PushMoveArgs &a, u32 source, u32 number) {
     const Comm &c = a.move.comm;
     u64 offer = a.offers[source], bytes = a.move.parts[source].recv_bytes, at = direct_offer(c, c.rank, source);
     // Where somebody has given up, this call will too.
-    if (offer && (peek(c.windows[c.rank] + AT_POISON) | peek(c.abort))) offer = 0;
+    if (offer && peek(c.windows[c.rank] + AT_POISON)) offer = 0;
     // What earlier kernels wrote there comes before what the sender writes.
     if (offer) fence_system();
     store_packet(at, Quad{(u32)offer, number + 1, (u32)(offer >> 32), number + 1});
@@ -68,15 +68,35 @@ DEVICE bool direct_offered(u64 at, u32 number, u64 *offer, u64 *bytes) {
     return v.y == number + 1 && v.w == number + 1 && w.y == number + 1 && w.w == number + 1;
 }
 
-// The address of what `peer` offers, or 0: not mapped, another generation, another length, out of bounds. The table is in
-// host memory, whose owner takes the generation away before it changes an entry.
-DEVICE u64 direct_place(const PushMoveArgs &a, u32 peer, u64 offer, u64 bytes) {
-    u32 entry = (u32)(offer >> OFFER_ENTRY), generation = (u32)(offer >> OFFER_GENERATION) & ((1u << GENERATION_BITS) - 1);
+// Whether nobody has given up; asked where a block does not wait. All ask the own window. The word of the own host is in host
+// memory, of which a device reads a line once at a time, a microsecond each: with `host` one block looks there for all, and
+// what it finds is in the window from then on.
+DEVICE bool direct_goes_on(const Comm &c, u32 peer, const Expected &e, bool host) {
+    u64 own = c.windows[c.rank];
+    bool well = (peek(own + AT_FAILED) | peek(own + AT_POISON)) == 0, looks = host && block_index() == 0;
+    return (well && !looks) || look_up(c, peer, PHASE_CREDIT, e, 0) != 0;
+}
+
+// Counts a part, and tells the host. One thread of one block.
+DEVICE void direct_count(const PushMoveArgs &a) {
+    u64 own = a.move.comm.windows[a.move.comm.rank] + AT_STRAIGHT;
+    u32 count = peek(own) + 1;
+    store_word(own, count), store_word(a.straight, count);
+}
+
+// Where the table has the entry of which `peer` offers a place for a part of `bytes`, or 0: none, or another length.
+DEVICE u64 direct_entry(const PushMoveArgs &a, u32 peer, u64 offer, u64 bytes) {
+    u32 entry = (u32)(offer >> OFFER_ENTRY);
     if (entry == 0 || entry > DIRECT_ENTRIES || bytes != a.move.parts[peer].send_bytes) return 0;
-    u64 at = a.table + ((u64)peer * DIRECT_ENTRIES + entry - 1) * 16;
-    u64 word = load_flag_wide(at + 8), address = load_flag_wide(at), again = load_flag_wide(at + 8);
-    if (word == 0 || word != again || word >> ENTRY_GENERATION != generation) return 0;
-    u64 length = word & ((1ull << ENTRY_GENERATION) - 1), offset = (offer & ((1ull << OFFER_GENERATION) - 1)) * 16;
+    return a.table + ((u64)peer * DIRECT_ENTRIES + entry - 1) * 16;
+}
+// The address that is offered, or 0: not mapped, another generation, out of bounds. The entry was read twice, one after the other:
+// its host takes the generation away before it changes the address, and sets the new one last, and none comes twice.
+DEVICE u64 direct_place(u64 offer, u64 bytes, Quad v, Quad again) {
+    u64 address = low(v), word = high(v), length = word & ((1ull << ENTRY_GENERATION) - 1);
+    u64 generation = offer >> OFFER_GENERATION & ((1u << GENERATION_BITS) - 1), offset = (offer & ((1ull << OFFER_GENERATION) - 1)) * 16;
+    bool same = address == low(again) && word == high(again);
+    if (word == 0 || !same || word >> ENTRY_GENERATION != generation) return 0;
     return offset <= length && bytes <= length - offset ? address + offset : 0;
 }
 

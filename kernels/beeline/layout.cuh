@@ -39,6 +39,7 @@ constexpr u64 AT_FAILED = 0;                                                    
 constexpr u64 AT_POISON = 64;                                                           // u32: 1 + the rank that failed
 constexpr u64 AT_CALLS = 128;                                                           // Counters [peer]: headers
 constexpr u64 AT_DONE = 704;                                                            // u32: see Comm::counted
+constexpr u64 AT_STRAIGHT = 768;                                                        // u32: parts that block 0 has sent straight
 constexpr u64 AT_HEADERS = 1024;                                                        // packets [peer][HEADERS][2]
 constexpr u64 AT_LL_COUNTERS = AT_HEADERS + (u64)RANKS_MAX * HEADERS * 32;              // [block][peer]
 constexpr u64 AT_PUSH_COUNTERS = AT_LL_COUNTERS + (u64)LL_BLOCKS_MAX * RANKS_MAX * 16;  // [block][peer]
@@ -46,9 +47,10 @@ constexpr u64 AT_PUSH_FLAGS = AT_PUSH_COUNTERS + (u64)PUSH_BLOCKS * RANKS_MAX * 
 constexpr u64 AT_PUSH_WAYS = AT_PUSH_FLAGS + (u64)PUSH_BLOCKS * RANKS_MAX * PUSH_SLOTS * 4; // u32 [block][peer][slot]: see direct.cuh
 constexpr u64 AT_OFFERS = AT_PUSH_WAYS + (u64)PUSH_BLOCKS * RANKS_MAX * PUSH_SLOTS * 4; // packets [block][peer][2]
 constexpr u64 AT_LL_CALLED = AT_OFFERS + (u64)PUSH_BLOCKS * RANKS_MAX * 32; // u32 [block][peer]: what `last` says of packets there
+constexpr u64 AT_TABLE = 229376; // [peer][entry]: see PushMoveArgs::table; the host writes it
 constexpr u64 AT_LL = 262144;                                                           // [source][slot][block] regions
-static_assert(AT_CALLS + RANKS_MAX * 16 <= 512 && AT_DONE + 4 <= AT_HEADERS, "words of the first page overlap");
-static_assert(AT_LL_CALLED + (u64)LL_BLOCKS_MAX * RANKS_MAX * 4 <= AT_LL, "counters overlap the packets");
+static_assert(AT_CALLS + RANKS_MAX * 16 <= 512 && AT_STRAIGHT + 4 <= AT_HEADERS, "words of the first page overlap");
+static_assert(AT_LL_CALLED + (u64)LL_BLOCKS_MAX * RANKS_MAX * 4 <= AT_TABLE && AT_TABLE + RANKS_MAX * DIRECT_ENTRIES * 16 <= AT_LL, "counters overlap the packets");
 
 // What a failing kernel writes to host memory; `code` last.
 struct Report {
@@ -110,8 +112,8 @@ struct MoveArgs {
 struct PushMoveArgs {
     MoveArgs move;
     u64 offers[RANKS_MAX]; // where the part of each source may go, as direct.cuh has it; 0: through slots
-    u64 table;             // in host memory: what this rank has mapped of the others' entries, {address, generation and length} [peer][entry]
-    u64 straight;          // u32 in host memory: counts the parts that block 0 has sent straight
+    u64 table;             // in memory of the device: what this rank has mapped of the others' entries, {address, generation and length} [peer][entry]
+    u64 straight;          // u32 in host memory, which never reads: what AT_STRAIGHT has come to
     u32 mapped;            // ranks of which it has anything mapped
     u32 unused;
 };

@@ -135,8 +135,11 @@ DEVICE bool push_chunk(const Comm &c, PushShared &s, u32 peer, u64 from, u64 byt
     return true;
 }
 
-// Waits for the next chunk of any of the peers `left`, in ring order; answers 1 + the peer, or 0: give up. One thread.
-OUTLINE u32 await_any(const Comm &c, PushShared &s, u32 left) {
+// What `await_any` answers where it does not wait.
+constexpr u32 NOBODY = RANKS_MAX + 1;
+// Waits for the next chunk of any of the peers `left`, in ring order; answers 1 + the peer, or 0: give up. One thread. Not `waits`:
+// it looks once.
+OUTLINE u32 await_any(const Comm &c, PushShared &s, u32 left, bool waits) {
     u64 started = 0;
     for (;;) {
         u32 first = c.rank;
@@ -148,6 +151,7 @@ OUTLINE u32 await_any(const Comm &c, PushShared &s, u32 left) {
                 if ((i32)(load_flag(push_flag(c, p, c.rank, number)) - (number + 1)) >= 0) return p + 1;
                 first = first == c.rank ? p : first;
             }
+            if (!waits) return NOBODY;
             relax();
         }
         started = look_up(c, first, PHASE_DATA, s.headers[first], started);
@@ -219,17 +223,22 @@ OUTLINE u32 direct_await(const PushMoveArgs &args, PushShared &s, u32 candidates
                 first = first == c.rank ? p : first;
                 u64 at = direct_offer(c, p, c.rank);
                 if (!direct_offered(at, number, &offer, &bytes)) continue;
-                fence_system();
-                *place = direct_place(args, p, offer, bytes);
-                if (*place == 0) return p + 1;
-                // The offer may be an old one, of a receiver that has given up since.
-                started = look_up(c, p, PHASE_CREDIT, s.headers[p], started);
-                if (started == 0) return 0;
+                *place = 0;
+                u64 entry = direct_entry(args, p, offer, bytes);
+                if (entry == 0) return p + 1;
+                Quad first_seen = load_packet(entry);
                 store_word(push_claim(c, c.rank, p), number + 1);
                 fence_order();
-                if (direct_offered(at, number, &offer, &bytes)) return p + 1;
-                // Taken back at this very moment.
+                // Whether the offer stands, whether anybody has given up, and the entry again: none waits for another's answer.
+                bool stands = direct_offered(at, number, &offer, &bytes);
+                Quad again = load_packet(entry);
+                bool goes = direct_goes_on(c, p, s.headers[p], false);
+                *place = stands && goes ? direct_place(offer, bytes, first_seen, again) : 0;
+                if (*place) return p + 1;
                 store_word(push_claim(c, c.rank, p), number);
+                if (!goes) return 0;
+                if (stands) return p + 1;
+                // Taken back at this very moment.
             }
             relax();
         }
@@ -244,9 +253,9 @@ DEVICE bool direct_share(const PushMoveArgs &args, PushShared &s, BulkShared &b,
     u64 start, share = push_share(args.move.parts[p].send_bytes, &start), from = args.move.parts[p].send + start;
     to += start;
     auto go_on = [&] {
-        u64 started = look_up(c, p, PHASE_CREDIT, s.headers[p], 0);
-        if (started == 0) set(s.senders_bad[0], 1);
-        return started != 0;
+        bool good = direct_goes_on(c, p, s.headers[p], true);
+        if (!good) set(s.senders_bad[0], 1);
+        return good;
     };
     if (has_bulk() && from % 16 == 0) {
         if (t == 0) bulk_copy(b, to, from, share, used, go_on);
@@ -288,7 +297,7 @@ DEVICE bool direct_send(const PushMoveArgs &args, PushShared &s, BulkShared &b, 
             store_word(direct_way(c, c.rank, p, number), 1);
             release_flag(push_flag(c, c.rank, p, number), number + 1);
             set(s.direct.straight, s.direct.straight | 1u << p);
-            if (block_index() == 0) store_word(args.straight, peek(args.straight) + 1);
+            if (block_index() == 0) direct_count(args);
         } else if (t == 0) {
             release_flag(push_claim(c, c.rank, p), number); // stopped
         }
@@ -368,15 +377,19 @@ DEVICE void push_move(const PushMoveArgs &args, PushShared &s, BulkShared &b) {
                 copy_own(self.recv + own_start + at, self.send + own_start + at, end, t, takers);
             }
             if (!left) continue;
-            // Whoever's is there: a peer whose whole share comes straight keeps nobody waiting.
+            // Whoever's is there: a peer whose whole share comes straight keeps nobody waiting, nor the own part.
             if (t == 0) {
-                u32 chosen = await_any(c, s, left);
-                if (chosen && s.taken[chosen - 1] == 0) direct_took(c, s, chosen - 1);
+                u32 chosen = await_any(c, s, left, own + 1 >= own_rounds);
+                if (chosen && chosen != NOBODY && s.taken[chosen - 1] == 0) direct_took(c, s, chosen - 1);
                 if (!chosen) set(s.takers_bad, 1);
                 set(s.chosen, chosen);
             }
             barrier(TAKERS, takers);
             if (!read(s.chosen)) break;
+            if (read(s.chosen) == NOBODY) {
+                barrier(TAKERS, takers); // read by all before it is set again
+                continue;
+            }
             u32 p = read(s.chosen) - 1, i = read(s.taken[p]), chunk = chunk_of(c, a.parts[p].recv_bytes);
             u64 share = push_share(a.parts[p].recv_bytes, &start), offset = (u64)i * chunk;
             bool came = read(s.direct.came) >> p & 1;

@@ -23,6 +23,7 @@ static void check_straight() {
                         CK(cuMemsetD8Async(g[r].out, 0xc5, bytes + 4096, g[r].stream));
                         CK(cuMemcpyHtoDAsync(g[r].in + off, in[r].data(), bytes, g[r].stream));
                         memset(tables[r], 0, 64 + N * DIRECT_ENTRIES * 16);
+                        CK(cuMemsetD32Async(g[r].window + AT_STRAIGHT, 0, 1, g[r].stream));
                     }
                     finish();
                     for (u32 r = 0; r < N; r++) {

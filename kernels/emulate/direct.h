@@ -77,10 +77,10 @@ static void straight(u32 n, u64 bytes, u32 shift) {
 // One part from rank 0 to rank 1, into memory that rank 0 has mapped.
 struct Couple {
     World world{2};
-    std::vector<u8> out = std::vector<u8>(100000, 1), in = std::vector<u8>(120000, 0xee);
+    std::vector<u8> out, in;
     std::vector<u64> table = std::vector<u64>(2 * DIRECT_ENTRIES * 2);
     u32 counted = 0;
-    Couple() { table[DIRECT_ENTRIES * 2] = (u64)in.data(), table[DIRECT_ENTRIES * 2 + 1] = 3ull << ENTRY_GENERATION | in.size(); }
+    Couple(u64 bytes = 100000) : out(bytes, 1), in(bytes + 20000, 0xee) { table[DIRECT_ENTRIES * 2] = (u64)in.data(), table[DIRECT_ENTRIES * 2 + 1] = 3ull << ENTRY_GENERATION | in.size(); }
     void rank(u32 rank, u64 timeout_ms) {
         PushMoveArgs a = {};
         a.move.comm = world.comm(rank, 7, timeout_ms);
@@ -144,16 +144,37 @@ static void straight_late() {
         pair.check(told ? "late" : "late and not told", told ? PEER_FAILED : DEADLINE);
     }
     const u32 number = counters_at + 1; // of the first part
-    // The offer stands, and somebody has failed, or aborted.
-    for (bool aborted : {true, false}) {
-        Couple pair;
+    auto offered = [&](Couple &pair) {
         for (u32 block = 0; block < BLOCKS; block++) {
             u64 at = (u64)pair.world.windows[0] + AT_OFFERS + ((u64)block * RANKS_MAX + 1) * 32, offer = offer_of(0, 3, 0), size = pair.out.size();
             store_packet(at, Quad{(u32)offer, number, (u32)(offer >> 32), number}), store_packet(at + 16, Quad{(u32)size, number, (u32)(size >> 32), number});
         }
-        if (aborted) *pair.world.aborts[0] = 1; else host_word<u32>((u64)pair.world.windows[0] + AT_POISON).store(2);
+    };
+    // The offer stands, and somebody has failed.
+    {
+        Couple pair;
+        offered(pair);
+        host_word<u32>((u64)pair.world.windows[0] + AT_POISON).store(2);
         pair.rank(0, 2000);
-        pair.check(aborted ? "aborted" : "poisoned", aborted ? ABORTED : PEER_FAILED);
+        pair.check("poisoned", PEER_FAILED);
+    }
+    // A sender that has begun, and learns of a failure, says that it has stopped: its receiver waits for that.
+    {
+        Couple pair(48 << 20);
+        offered(pair);
+        auto claim = [&](u32 block) { return (u64)pair.world.windows[0] + AT_PUSH_COUNTERS + ((u64)block * RANKS_MAX + 1) * 16 + 12; };
+        std::atomic<bool> over{false};
+        std::thread other([&] {
+            while (host_word<u32>(claim(0)).load() != number && !over) std::this_thread::yield();
+            host_word<u32>((u64)pair.world.windows[0] + AT_POISON).store(2);
+        });
+        pair.rank(0, 2000);
+        over = true, other.join();
+        for (u32 block = 0; block < BLOCKS; block++) {
+            u64 flag = (u64)pair.world.windows[1] + AT_PUSH_FLAGS + ((u64)block * RANKS_MAX + 0) * PUSH_SLOTS * 4 + (number - 1) % PUSH_SLOTS * 4;
+            bool there = (i32)(load_flag(flag) - number) >= 0;
+            CHECK(there || load_flag(claim(block)) != number, "straight: block %u stopped, and did not say so", block);
+        }
     }
     // A receiver that gives up waits for a sender that has begun, as long as that may be, and for no other.
     for (bool begun : {false, true}) {

@@ -162,13 +162,15 @@ impl Default for Address {
 pub(crate) struct Config {
     pub(crate) blocking: bool,
     pub(crate) ctas_max: u32,
+    /// Flags of `CTAPolicy`.
+    pub(crate) policy: u32,
 }
 
 impl Config {
     /// Reads a configuration of any version: as many bytes as it says, at most what is known here.
     pub(crate) fn read(config: In<u8>) -> Result<Self, Failure> {
         const KNOWN: usize = 80;
-        let mut fields = Self { blocking: true, ctas_max: 0 };
+        let mut fields = Self { blocking: true, ctas_max: 0, policy: 0 };
         if config.is_null() {
             return Ok(fields);
         }
@@ -204,6 +206,10 @@ impl Config {
             return Err(Failure::argument("minCTAs is above maxCTAs"));
         }
         fields.ctas_max = most.map_or(0, i32::cast_unsigned);
+        fields.policy = match field(60).unwrap_or(0) {
+            policy @ 0..=3 => policy.cast_unsigned(),
+            other => return Err(Failure::argument(format!("the CTA policy is {other}"))),
+        };
         Ok(fields)
     }
 }

@@ -6,7 +6,7 @@ use beeline::core::addr::DevicePtr;
 use crate::abi::{Address, export};
 use crate::comm::{Comm, Handle, lock};
 use crate::failure::Failure;
-use crate::{group, memory};
+use crate::group;
 
 /// A call as it came in.
 struct Raw {
@@ -67,7 +67,6 @@ impl Raw {
             call.output_bytes(rank.rank(), rank.ranks()),
         );
         let (Ok(input), Ok(output)) = bytes else { return Err(Failure::argument("too large")) };
-        memory::receives(comm, &rank, self.output.get(), output);
         let input = place(self.input, input, "sendbuff")?;
         let output = place(self.output, output, "recvbuff")?;
         let stream = comm.stream(stream)?;

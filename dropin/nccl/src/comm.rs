@@ -1,6 +1,6 @@
 //! Communicators: made, divided, asked, ended.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ffi::c_char;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use beeline::gpu::{DeviceId, ForeignStream, Gpu, Stream};
 
 use crate::abi::{Address, Config, In, Out, RawId, VERSION, export, export_value};
 use crate::failure::{self, Failure, IN_PROGRESS, SUCCESS, Status};
-use crate::{group, log, memory};
+use crate::{group, log};
 
 const ALIVE: u64 = 0x6e63_636c_2d62_6565;
 const DEAD: u64 = 0xdead_636c_2d62_6565;
@@ -40,8 +40,6 @@ pub(crate) struct Comm {
     pub(crate) ops: Mutex<Vec<Option<(DataType, Factor)>>>,
     /// Address and bytes, by handle.
     pub(crate) registered: Mutex<HashMap<u64, (u64, u64)>>,
-    /// Memory of `ncclMemAlloc` that was registered by itself.
-    pub(crate) own: Mutex<HashSet<u64>>,
 }
 
 /// A stream by the driver's handle, and by the thread where the handle names a stream of each thread. The driver's number of
@@ -82,7 +80,7 @@ impl Handle {
 
 impl Comm {
     fn new(gpu: Gpu, device: u32) -> &'static Self {
-        let comm: &'static Self = Box::leak(Box::new(Self {
+        Box::leak(Box::new(Self {
             magic: AtomicU64::new(ALIVE),
             gpu,
             device,
@@ -90,15 +88,7 @@ impl Comm {
             streams: Mutex::default(),
             ops: Mutex::default(),
             registered: Mutex::default(),
-            own: Mutex::default(),
-        }));
-        memory::note(comm);
-        comm
-    }
-
-    /// Whether it was neither destroyed nor aborted.
-    pub(crate) fn is_alive(&self) -> bool {
-        self.magic.load(Ordering::Acquire) == ALIVE
+        }))
     }
 
     /// The rank, once it is one.
@@ -193,7 +183,33 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn settings(config: Config) -> Settings {
     let mut settings = defaults();
     settings.channels = config.ctas_max;
+    // The environment is stronger than the program, as with NCCL.
+    settings.copy_engines = policy().unwrap_or(config.policy) & ZERO_CTAS != 0;
     settings
+}
+
+/// The flag of `CTAPolicy` that wants no multiprocessor where copy engines will do.
+const ZERO_CTAS: u32 = 2;
+
+/// What `NCCL_CTA_POLICY` says: names or numbers, joined by `|`.
+fn policy() -> Option<u32> {
+    let said = std::env::var("NCCL_CTA_POLICY").ok()?;
+    let policy = policy_of(&said);
+    if policy.is_none() {
+        tracing::warn!("NCCL_CTA_POLICY is {said:?}, not DEFAULT, EFFICIENCY or ZERO: not used");
+    }
+    policy
+}
+
+fn policy_of(said: &str) -> Option<u32> {
+    let flag = |name: &str| match name.trim().to_ascii_uppercase().as_str() {
+        "DEFAULT" | "0" => Some(0),
+        "EFFICIENCY" | "1" => Some(1),
+        "ZERO" | "2" => Some(2),
+        "3" => Some(3),
+        _ => None,
+    };
+    said.split('|').try_fold(0, |all, name| Some(all | flag(name)?))
 }
 
 /// Programs written for NCCL expect that it waits for a late rank (one that loads data, or writes a checkpoint).
@@ -482,4 +498,25 @@ export_value! {
     fn ncclGetLastError, pncclGetLastError(_comm: Handle) -> Text { Text(failure::last()) }
     fn ncclResetDebugInit, pncclResetDebugInit() -> () {}
     fn ncclResetDebugInitInternal, pncclResetDebugInitInternal() -> () {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_are_named_or_numbered() {
+        for (said, policy) in [
+            ("ZERO", Some(2)),
+            ("zero | Efficiency", Some(3)),
+            ("2", Some(2)),
+            ("0", Some(0)),
+            ("DEFAULT", Some(0)),
+            ("", None),
+            ("ZERO|", None),
+            ("4", None),
+        ] {
+            assert_eq!(policy_of(said), policy, "{said:?}");
+        }
+    }
 }

@@ -8,6 +8,8 @@
 //!   `BEELINE_COMM_TIMEOUT` seconds (1800), and `ncclGetLastError` names the rank and both calls.
 //! - Averages divide the sum (NCCL's rings multiply each input first); results have the same bits for every size.
 //! - Functions of the device interface that have a result answer `ncclInvalidUsage`; team arithmetic is computed.
+//! - `NCCL_CTA_POLICY` (and `CTAPolicy`) with `ZERO` lets all-gathers, all-to-alls and broadcasts between processes go by copy engines in
+//!   windows of `NCCL_WIN_COLL_SYMMETRIC`; its other flags change nothing.
 //! - A captured graph must have run to its end before its communicator is destroyed.
 //!
 //! Warnings go to the standard error stream, among them which rank a call has waited for longer than five seconds;

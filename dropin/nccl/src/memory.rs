@@ -3,46 +3,15 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use beeline::collective::Communicator;
 use beeline::core::addr::DevicePtr;
 use beeline::gpu::{Buffer, Gpu};
 
 use crate::abi::{Address, Out, export};
-use crate::comm::{Comm, Handle, lock};
+use crate::comm::{Handle, lock};
 use crate::failure::Failure;
 
 /// What `ncclMemAlloc` gave out, by address.
 static ALLOCATED: Mutex<BTreeMap<u64, Buffer>> = Mutex::new(BTreeMap::new());
-
-/// Communicators that were made, to be told when memory is freed.
-static COMMS: Mutex<Vec<&'static Comm>> = Mutex::new(Vec::new());
-
-/// Notes a communicator, and lets go of those that were destroyed.
-pub(crate) fn note(comm: &'static Comm) {
-    let mut comms = lock(&COMMS);
-    comms.retain(|one| one.is_alive());
-    comms.push(comm);
-}
-
-/// Bytes that a call receives from which on the memory that `ncclMemAlloc` gave out is registered by itself: as many as
-/// parts have at least that go straight.
-const OWN_MIN: u64 = 1 << 20;
-
-/// Registers the memory that a call receives in, the first time, if it is the library's own.
-pub(crate) fn receives(comm: &Comm, rank: &Communicator, address: u64, bytes: u64) {
-    // Registering does nothing else otherwise, and the lock is everybody's.
-    if bytes < OWN_MIN || !rank.settings().straight {
-        return;
-    }
-    let allocated = lock(&ALLOCATED);
-    let found = allocated.range(..=address).next_back();
-    let found = found.map(|(start, buffer)| (*start, buffer.len()));
-    drop(allocated);
-    let Some((start, len)) = found else { return };
-    if address < start.saturating_add(len) && lock(&comm.own).insert(start) {
-        rank.register(DevicePtr::new(start), len);
-    }
-}
 
 /// Registrations of a communicator at most.
 const REGISTERED_MAX: usize = 1 << 20;
@@ -91,14 +60,7 @@ export! {
     fn ncclMemFree, pncclMemFree(address: Address) {
         if address.get() == 0 { return Ok(()); }
         let gone = lock(&ALLOCATED).remove(&address.get());
-        let gone = gone.ok_or_else(|| Failure::argument(format!("{:#x} is not from ncclMemAlloc", address.get())))?;
-        let comms = lock(&COMMS).clone();
-        for comm in comms {
-            if lock(&comm.own).remove(&address.get()) && let Ok(rank) = comm.ready() {
-                rank.deregister(gone.ptr(), gone.len());
-            }
-        }
-        Ok(())
+        gone.map(drop).ok_or_else(|| Failure::argument(format!("{:#x} is not from ncclMemAlloc", address.get())))
     }
 
     fn ncclCommRegister, pncclCommRegister(comm: Handle, buffer: Address, bytes: usize, handle: Out<u64>) {
@@ -111,10 +73,20 @@ export! {
     }
 
     fn ncclCommWindowRegister, pncclCommWindowRegister(
-        comm: Handle, buffer: Address, bytes: usize, window: Out<u64>, _flags: i32,
+        comm: Handle, buffer: Address, bytes: usize, window: Out<u64>, flags: i32,
     ) {
+        const SYMMETRIC: i32 = 1;
         window.check()?;
-        window.set(register(comm, buffer, bytes)?)
+        let made = register(comm, buffer, bytes)?;
+        if flags & SYMMETRIC != 0 {
+            let rank = comm.get()?.ready()?;
+            let together = rank.register_window(DevicePtr::new(buffer.get()), bytes as u64);
+            if let Err(error) = together {
+                deregister(comm, made)?;
+                return Err(error.into());
+            }
+        }
+        window.set(made)
     }
 
     fn ncclCommWindowDeregister, pncclCommWindowDeregister(comm: Handle, window: Address) {

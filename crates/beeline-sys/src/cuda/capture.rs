@@ -55,6 +55,23 @@ impl Stream {
         Ok(true)
     }
 
+    /// Has the stream, which is of this library and part of no capture, become part of the one of `point`, behind it. It must come
+    /// together with a stream of the program's there again ([`Self::come_after`]) before the capture ends.
+    ///
+    /// # Errors
+    /// `Refused` for a stream of somebody else's; what the driver says.
+    pub fn enter_capture(&self, point: &CapturePoint) -> Result<(), Error> {
+        if !self.is_own() {
+            return Err(Error::Refused("only a stream of this library enters a capture"));
+        }
+        let _current = self.context().enter()?;
+        let wait = self.context().table().cuStreamWaitEvent;
+        // SAFETY: both handles are alive; the event was recorded in a capture.
+        let result = unsafe { wait(self.raw(), point.event, 0) };
+        self.context()
+            .check("cuStreamWaitEvent", result, || format!("in capture {}", point.capture))
+    }
+
     /// The number of the capture that the stream is part of; `None` also where the driver does not tell (before CUDA
     /// 11.3).
     fn capture_number(&self) -> Result<Option<u64>, Error> {

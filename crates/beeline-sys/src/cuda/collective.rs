@@ -48,6 +48,9 @@ pub const ADMIT_THERE: u32 = 3;
 /// may wait for it, and nobody else look at it: it is released to that device alone.
 pub const DONE_AT: u64 = 704;
 
+/// Where a window has what its rank has mapped of the others' registrations: by peer and entry an address and [`entry_word`].
+pub const TABLE_AT: u64 = 229_376;
+
 /// Where packets begin in every window.
 pub const AT_LL: u64 = 262_144;
 const LL_SLOTS: u64 = 2;
@@ -260,9 +263,9 @@ pub struct PushMoveArgs {
     pub moves: MoveArgs,
     /// Where the part of each rank may go ([`offer`]); 0: through slots.
     pub offers: [u64; RANKS_MAX],
-    /// In host memory: address and [`entry_word`] of what is mapped of each rank's [`DIRECT_ENTRIES`] entries.
+    /// In memory of the device: address and [`entry_word`] of what is mapped of each rank's [`DIRECT_ENTRIES`] entries.
     pub table: u64,
-    /// 32 bits in host memory that count the parts that went straight.
+    /// 32 bits in host memory that are told how many parts went straight.
     pub straight: u64,
     /// Ranks of which something is mapped.
     pub mapped: u32,

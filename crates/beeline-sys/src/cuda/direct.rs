@@ -42,6 +42,23 @@ impl Stream {
     }
 }
 
+impl Stream {
+    /// Copies `len` bytes between addresses that the device of the stream reaches, its own or mapped ones. Also while a foreign
+    /// stream is being captured. The caller keeps the memory; a wrong address does what it does in [`Self::copy_between`].
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn copy_at(&self, to: DevicePtr, from: DevicePtr, len: u64) -> Result<(), Error> {
+        let bytes = size(len)?;
+        let _current = self.context().make_current()?;
+        let copy = self.context().table().cuMemcpyDtoDAsync;
+        // SAFETY: both addresses are looked up among device memory; the stream is alive.
+        let result = unsafe { copy(to.as_u64(), from.as_u64(), bytes, self.raw()) };
+        let values = || format!("{len} bytes to {to} from {from}");
+        self.context().check("cuMemcpyDtoDAsync", result, values)
+    }
+}
+
 /// Whether `len` bytes at `ptr` are memory of the device of `owner` that the device of `user` can read and write:
 /// `cuMemAlloc`'s of this very context, or mapped for the user. Not known is no. Peer access is the caller's affair.
 pub fn is_open(owner: &Arc<Context>, user: &Arc<Context>, ptr: DevicePtr, len: u64) -> bool {

@@ -11,7 +11,7 @@ use beeline_sys::user;
 
 use super::bootstrap::{self, Exchange};
 use super::control::Control;
-use super::executor::{Batch, Executor, Factor, Gathered, Place, Posted, Settings, Setup};
+use super::executor::{self, Batch, Executor, Factor, Gathered, Place, Posted, Settings, Setup};
 use super::group;
 use super::id::UniqueId;
 use super::queue::Queue;
@@ -303,14 +303,15 @@ impl Communicator {
     }
 
     /// Says that calls will often receive in this memory; a hint, and of this rank alone. It does nothing but where
-    /// [`Settings::straight`] is set (`BEELINE_COMM_STRAIGHT=1`). Other ranks for which it is set, too, then store large
-    /// parts of moves straight into it, where it is device memory of one `cudaMalloc` on the rank's own device (between ranks of
+    /// [`Settings::straight`] is set (`BEELINE_COMM_STRAIGHT=1`). Other ranks for which it is set, too, then store large parts
+    /// of moves in which they also receive straight into it, where it is device memory of one `cudaMalloc` on the rank's own device (between ranks of
     /// one process also other device memory that the sender's device reaches) and begins at a multiple of 16 bytes. At
     /// most 64 registrations of a rank count at a time. May wait for the device, as freeing memory does.
     ///
     /// It holds until [`Self::deregister`], which must not come before the calls that use the memory have ended, and
     /// before graphs with such calls are gone. A rank that has mapped the memory keeps it from being given back to
-    /// the device until that rank itself registers or deregisters something, or ends its communicator. After a failure
+    /// the device until that rank itself registers or deregisters something, or ends its communicator (of at most 8 allocations: then
+    /// it maps no more). After a failure
     /// or an abort, memory that a call was to receive in is let alone by all others once the rank's own kernel has
     /// ended (it waits for senders that have begun, 50 ms at most).
     pub fn register(&self, ptr: crate::core::addr::DevicePtr, len: u64) {
@@ -321,7 +322,39 @@ impl Communicator {
         }
     }
 
-    /// Undoes a [`Self::register`] of the same bytes, before the memory is freed. May wait for the device, as freeing memory
+    /// Says by all ranks together, which wait for each other here, where memory is: with [`Settings::copy_engines`], large all-gathers,
+    /// all-to-alls and broadcasts go by copies where what is sent (of a broadcast and of gathers in place: what is received) lies at
+    /// the same place of such memory on every rank. All ranks register as many bytes, in the same order. Without that setting
+    /// on all ranks, or where several of them are of one process, it does nothing. [`Self::register`] is another thing, of each rank alone, and may
+    /// be done besides. [`Self::deregister`] undoes both.
+    ///
+    /// # Errors
+    /// Why the communicator stopped; `is_timeout` where not all ranks came within [`Settings::join_deadline`].
+    pub fn register_window(&self, ptr: crate::core::addr::DevicePtr, len: u64) -> Result<()> {
+        self.inner.own()?;
+        let offer = {
+            let executor = lock(&self.inner.executor);
+            executor.as_ref().ok_or_else(aborted)?.window_offer(ptr, len)
+        };
+        let Some(offer) = offer else { return Ok(()) };
+        let deadline = Instant::now() + self.inner.settings.join_deadline;
+        let mut exchange = lock(&self.inner.exchange);
+        let offers = exchange.all_gather(&offer, &[], deadline)?;
+        let offers: Vec<Vec<u8>> = offers.into_iter().map(|one| one.bytes).collect();
+        let opened = match lock(&self.inner.executor).as_mut() {
+            Some(executor) => executor.window_open(ptr, len, &offers),
+            None => None,
+        };
+        let whole = opened.as_ref().is_some_and(executor::Opened::is_whole);
+        let answers = exchange.all_gather(&[u8::from(whole)], &[], deadline)?;
+        let all = answers.iter().all(|answer| answer.bytes == [1]);
+        if let (Some(executor), Some(opened)) = (lock(&self.inner.executor).as_mut(), opened) {
+            executor.window_keep(opened, all);
+        }
+        Ok(())
+    }
+
+    /// Undoes a [`Self::register`] or [`Self::register_window`] of the same bytes, before the memory is freed. May wait for the device, as freeing memory
     /// does.
     pub fn deregister(&self, ptr: crate::core::addr::DevicePtr, len: u64) {
         if self.inner.own().is_ok()
@@ -331,7 +364,8 @@ impl Communicator {
         }
     }
 
-    /// How many copies this rank has queued where kernels would do as well: large moves of groups that have all ranks.
+    /// How many copies this rank has queued where kernels would do as well: large moves of groups that have all ranks, and parts that
+    /// it pulled from windows ([`Self::register_window`]).
     pub fn copied(&self) -> u64 {
         lock(&self.inner.executor).as_ref().map_or(0, Executor::copied)
     }

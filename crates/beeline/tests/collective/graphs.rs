@@ -366,6 +366,65 @@ fn streams_fork_and_join() {
     world.close();
 }
 
+/// Registered memory is written straight by each replay, as long as its receiver has it registered; slots are used once the
+/// sender knows that it is gone.
+#[test]
+fn registered_memory_is_written_by_replays() {
+    let settings = settings(|settings| settings.straight = true);
+    let Some(world) = World::new(6, &settings) else { return };
+    // More than the slots of so many ranks have room for.
+    let bytes: u64 = (4 << 20) + 1003;
+    let alloc = |rank: usize| world.comms[rank].gpu().alloc(bytes).unwrap();
+    let (inputs, outputs) = ([alloc(0), alloc(1)], [alloc(0), alloc(1)]);
+    let pair = |streams: &[Arc<Stream>]| {
+        group(|| {
+            for rank in 0..2 {
+                let call = |kind| Call::new(kind, bytes, DataType::U8).root(1 - rank as u32);
+                let place = |buffer: &Buffer| Place::Foreign(buffer.ptr());
+                let (comm, stream) = (&world.comms[rank], &streams[rank]);
+                let (from, to) = (place(&inputs[rank]), place(&outputs[rank]));
+                comm.call(call(Collective::Send), from, Place::None, None, stream)?;
+                comm.call(call(Collective::Recv), Place::None, to, None, stream)?;
+            }
+            Ok(())
+        })
+        .unwrap();
+    };
+    let register = |rank: usize| world.comms[rank].register(outputs[rank].ptr(), bytes);
+    (0..2).for_each(register);
+    let graphs = world.captured(1, || pair(&world.streams));
+    let check = |turn: u64, straight: [u64; 2], run: &dyn Fn()| {
+        let seed = |rank: usize| turn * 10 + rank as u64;
+        let before = [0, 1].map(|rank| world.comms[rank].straight());
+        for (rank, input) in inputs.iter().enumerate() {
+            put(input, 0, &noise(bytes as usize, seed(rank)), &world.own[rank]);
+        }
+        run();
+        for rank in 0..2 {
+            world.on(rank);
+            world.direct.finish(world.handles[rank]);
+            let found = get(&outputs[rank], 0, bytes, &world.own[rank]);
+            let error = world.comms[rank].async_error();
+            assert!(error.is_none(), "turn {turn}: {error:?}");
+            assert!(found == noise(bytes as usize, seed(1 - rank)), "turn {turn}, rank {rank}");
+            assert_eq!(world.comms[rank].straight() - before[rank], straight[rank], "turn {turn}");
+        }
+    };
+    for turn in 1..=REPLAYS {
+        check(turn, [1, 1], &|| world.launch(&graphs));
+    }
+    check(11, [1, 1], &|| pair(&world.streams));
+    world.comms[1].deregister(outputs[1].ptr(), bytes);
+    check(12, [0, 1], &|| pair(&world.streams));
+    check(13, [0, 1], &|| world.launch(&graphs));
+    register(1);
+    check(14, [1, 1], &|| pair(&world.streams));
+    // The graph means the registration that is gone.
+    check(15, [0, 1], &|| world.launch(&graphs));
+    world.direct.destroy(&graphs);
+    world.close();
+}
+
 /// What copies would carry outside of a graph is carried by kernels inside of it: copies are queued in streams of the
 /// library's own.
 #[test]

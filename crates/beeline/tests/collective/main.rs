@@ -22,3 +22,4 @@ mod processes;
 mod straight;
 mod support;
 mod trouble;
+mod windows;

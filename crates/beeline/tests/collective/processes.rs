@@ -21,10 +21,16 @@ fn rank_process() {
         .map(|c| u8::from_str_radix(std::str::from_utf8(c).unwrap(), 16).unwrap())
         .collect();
     let id = UniqueId::from_bytes(&bytes.try_into().unwrap()).unwrap();
-    let settings = settings(|settings| settings.straight = dies == REGISTERED);
+    let settings = settings(|settings| {
+        settings.straight = dies == REGISTERED;
+        settings.copy_engines = dies == WINDOWS;
+    });
     let comm = Communicator::join(&id, rank, ranks, &gpu_of(rank, ranks), &settings).unwrap();
     if dies == REGISTERED {
-        return crate::straight::rank(&comm);
+        return crate::straight::rank(&comm, true);
+    }
+    if dies == WINDOWS {
+        return crate::windows::rank(&comm);
     }
     calls(&comm);
     if dies == NO_FILES {
@@ -52,6 +58,9 @@ const NO_FILES: u32 = 99;
 
 /// In place of a rank that dies: the ranks register their memory.
 const REGISTERED: u32 = 98;
+
+/// In place of a rank that dies: the ranks register memory together.
+const WINDOWS: u32 = 97;
 
 /// The leader of a part cannot listen for it: it fails, and the others of the part learn of it before any deadline. Who is in
 /// another part does not notice.
@@ -185,6 +194,13 @@ fn a_part_whose_leader_cannot_listen_fails_at_once() {
 #[test]
 fn processes_write_registered_memory() {
     for mut child in start(&at_loopback(), crate::straight::RANKS, REGISTERED) {
+        assert!(child.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn processes_pull_from_windows() {
+    for mut child in start(&at_loopback(), crate::windows::RANKS, WINDOWS) {
         assert!(child.wait().unwrap().success());
     }
 }

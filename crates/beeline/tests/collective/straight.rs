@@ -62,7 +62,7 @@ const MANY: u64 = 70;
 pub(crate) const RANKS: u32 = 6;
 
 /// What a rank does, of which the first two have something for each other.
-pub(crate) fn rank(comm: &Communicator) {
+pub(crate) fn rank(comm: &Communicator, are_mapped: bool) {
     let simulated = comm.gpu().as_sim().is_some();
     // More than the slots of a window have room for.
     let bytes: u64 = if simulated { 50_000 } else { (4 << 20) + 1003 };
@@ -89,6 +89,11 @@ pub(crate) fn rank(comm: &Communicator) {
             Step::Free => {
                 drop(output);
                 output = alloc(comm.gpu());
+                // At the same address, if the driver gives it out again: under the old registration.
+                let mut others = Vec::new();
+                while output.ptr().as_u64() != start && others.len() < 16 {
+                    others.push(std::mem::replace(&mut output, alloc(comm.gpu())));
+                }
             }
         }
         // Both are through with it.
@@ -112,6 +117,12 @@ pub(crate) fn rank(comm: &Communicator) {
             "{turn}: {step:?} at {at}: {went}"
         );
     }
+    late(comm, &stream, &input, bytes);
+    comm.barrier(&stream).unwrap();
+    stream.synchronize(Instant::now() + LONG).unwrap();
+    // What the other has deregistered just now is let go.
+    comm.deregister(input.ptr(), 64);
+    bounded(comm, &stream, (&input, bytes), are_mapped && !simulated);
     // Another communicator of the same ranks, over the same memory.
     let other = comm.split(Some(0), 0, comm.settings()).unwrap().unwrap();
     other.register(output.ptr(), output.len());
@@ -126,6 +137,68 @@ pub(crate) fn rank(comm: &Communicator) {
     }
     other.close(Instant::now() + LONG).unwrap();
     comm.close(Instant::now() + LONG).unwrap();
+}
+
+/// Both register while the kernel of a call of rank 0 waits for rank 1, and map what the other has: nobody may wait for a
+/// device that waits for a call.
+fn late(comm: &Communicator, stream: &Arc<Stream>, input: &Buffer, bytes: u64) {
+    if comm.rank() > 1 {
+        return;
+    }
+    let outputs = [comm.gpu().alloc(bytes).unwrap(), comm.gpu().alloc(bytes).unwrap()];
+    put(input, 0, &noise(bytes as usize, 700 + u64::from(comm.rank())), stream);
+    let go = |output: &Buffer| exchange(comm, stream, (input, output), 0, bytes);
+    if comm.rank() == 0 {
+        go(&outputs[0]);
+    } else {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    comm.register(outputs[1].ptr(), outputs[1].len());
+    if comm.rank() == 1 {
+        go(&outputs[0]);
+    }
+    go(&outputs[1]);
+    let expected = noise(bytes as usize, 700 + u64::from(1 - comm.rank()));
+    assert!(outputs.iter().all(|output| get(output, 0, bytes, stream) == expected));
+    comm.deregister(outputs[1].ptr(), outputs[1].len());
+}
+
+/// Rank 1 registers memory that is gone after each call. Rank 0 keeps it mapped until it deregisters something itself, and maps no
+/// more after a while.
+fn bounded(
+    comm: &Communicator,
+    stream: &Arc<Stream>,
+    (input, bytes): (&Buffer, u64),
+    are_mapped: bool,
+) {
+    const KEPT: u64 = 8;
+    let simulated = comm.gpu().as_sim().is_some();
+    // All at once, so that none has the address of one before.
+    let outputs: Vec<_> = (0..KEPT + 3).map(|_| comm.gpu().alloc(bytes).unwrap()).collect();
+    for (turn, output) in (0..).zip(&outputs) {
+        let lets_go = turn == KEPT + 1;
+        if lets_go {
+            comm.deregister(input.ptr(), 64);
+        }
+        if comm.rank() == 1 {
+            comm.register(output.ptr(), output.len());
+        }
+        comm.barrier(stream).unwrap();
+        stream.synchronize(Instant::now() + LONG).unwrap();
+        if comm.rank() > 1 {
+            continue;
+        }
+        let before = comm.straight();
+        put(input, 0, &noise(bytes as usize, 800 + u64::from(comm.rank()) + turn), stream);
+        exchange(comm, stream, (input, output), 0, bytes);
+        let found = get(output, 0, bytes, stream);
+        assert!(found == noise(bytes as usize, 800 + u64::from(1 - comm.rank()) + turn), "{turn}");
+        let straight = comm.rank() == 0 && !simulated && (!are_mapped || turn != KEPT);
+        assert_eq!(comm.straight() - before, u64::from(straight), "{turn}");
+        if comm.rank() == 1 {
+            comm.deregister(output.ptr(), output.len());
+        }
+    }
 }
 
 fn exchange(
@@ -149,6 +222,6 @@ fn exchange(
 fn threads_write_registered_memory() {
     let job = Job::with(RANKS, &settings(|settings| settings.straight = true));
     std::thread::scope(|scope| {
-        job.comms.iter().for_each(|comm| drop(scope.spawn(|| rank(comm))));
+        job.comms.iter().for_each(|comm| drop(scope.spawn(|| rank(comm, false))));
     });
 }

@@ -11,6 +11,7 @@
 mod direct;
 mod join;
 mod launch;
+mod pulled;
 mod registered;
 mod report;
 mod rounds;
@@ -18,6 +19,7 @@ mod steps;
 mod verify;
 
 pub(in crate::collective) use direct::{Move, Rank, plan, queue};
+pub(in crate::collective) use pulled::Opened;
 pub(in crate::collective) use report::{REPORT_OFFSET, WAITING_OFFSET, failure, failure_of_others};
 
 use std::sync::{Arc, Mutex};
@@ -68,6 +70,11 @@ pub(crate) struct Cuda {
     /// Copies that were queued instead of kernels.
     copied: u64,
     registered: registered::Registered,
+    /// Whether large moves in windows go by copies, on every rank.
+    pulls: bool,
+    windows: pulled::Windows,
+    /// For copies beside a call, made when first used.
+    side: Option<Handle>,
 }
 
 /// How the window of another rank is reached.
@@ -166,6 +173,7 @@ impl Cuda {
         if tail.is_done() && Instant::now() < deadline {
             // Nobody but this rank's kernels used what it has mapped of the others' memory.
             self.registered.end();
+            self.windows.end();
         }
         retire(Some(Left { cuda: self, tail }));
     }
@@ -181,6 +189,10 @@ impl Cuda {
         let queued = if shape.way == Way::Push {
             let mut push = Box::new(PushMoveArgs { moves: *args, ..PushMoveArgs::default() });
             self.straighten(&mut push);
+            if push.mapped != 0 {
+                let waits = self.await_table(stream);
+                waits.map_err(|error| self.failed("wait for a table", error))?;
+            }
             let queued = stream.launch_collective(&kernels, shape, Args::PushMove(&push), held);
             if push.mapped != 0 {
                 self.straightened(stream);

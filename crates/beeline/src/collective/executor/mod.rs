@@ -99,9 +99,12 @@ pub struct Settings {
     /// Whether kernels of small calls may start while what was queued before them still runs, and wait for its end themselves,
     /// where the device has instructions for that. What a program sees is the same; graphs have programmatic edges then.
     pub early: bool,
-    /// Whether registering memory does anything: large parts that are only moved then go straight into it
+    /// Whether registering memory does anything: large parts that are only moved, both ways, then go straight into it
     /// ([`Communicator::register`](super::Communicator::register)). Each rank's own affair.
     pub straight: bool,
+    /// Whether moves of a MiB a part or more go by copy engines rather than by kernels, where each rank is a process of its own and the memory was
+    /// registered by all together ([`Communicator::register_window`](super::Communicator::register_window)). All ranks must want it.
+    pub copy_engines: bool,
     /// Always through host memory, also where the devices reach each other.
     pub staged: bool,
     /// What is to go wrong, for tests of programs that must bear it.
@@ -119,6 +122,7 @@ impl Default for Settings {
             copy_engine_bytes: None,
             early: true,
             straight: false,
+            copy_engines: false,
             staged: false,
             faults: Faults::default(),
         }
@@ -317,6 +321,34 @@ impl Executor {
         }
     }
 
+    /// What this rank tells the others about memory that all register together; `None` where that does nothing, for all.
+    pub(crate) fn window_offer(&self, ptr: DevicePtr, len: u64) -> Option<Vec<u8>> {
+        match self {
+            Self::Cuda(cuda) if cuda.pulls() => Some(cuda.window_offer(ptr, len)),
+            _ => None,
+        }
+    }
+
+    /// Maps what all have told.
+    pub(crate) fn window_open(
+        &mut self,
+        ptr: DevicePtr,
+        len: u64,
+        offers: &[Vec<u8>],
+    ) -> Option<Opened> {
+        match self {
+            Self::Cuda(cuda) => Some(cuda.window_open(ptr, len, offers)),
+            Self::Staged(_) => None,
+        }
+    }
+
+    /// Uses it, if `all` have mapped it.
+    pub(crate) fn window_keep(&mut self, opened: Opened, all: bool) {
+        if let Self::Cuda(cuda) = self {
+            cuda.window_keep(opened, all);
+        }
+    }
+
     /// Undoes [`Self::register`].
     pub(crate) fn forget(&mut self, ptr: DevicePtr, len: u64) {
         match self {
@@ -349,6 +381,9 @@ pub(crate) struct Direct<'a> {
 
 /// Copies that carry out a group.
 pub(crate) type Moves = Vec<cuda::Move>;
+
+/// A window that is being made.
+pub(crate) type Opened = cuda::Opened;
 
 impl<'a> Direct<'a> {
     pub(crate) const fn new() -> Self {

@@ -11,6 +11,7 @@ use beeline_sys::cuda::collective::{
 };
 use beeline_sys::cuda::{DeviceMem, HostRegistration, Stream as Handle};
 
+use super::pulled::Windows;
 use super::registered::Registered;
 use super::verify::{self, Probe};
 use super::{Cuda, LEFT_MAX, Peer, REPORT_OFFSET, device_of, direct, process_is_gone, retire};
@@ -47,9 +48,12 @@ pub(super) fn join(setup: &mut Setup<'_>) -> Result<Cuda> {
     let joined = own.and_then(|own| own.connect(setup, &offers));
     // Everybody goes one way. It is also the barrier behind which all windows are clear and mapped.
     let fabric = joined.as_ref().is_ok_and(|cuda| cuda.comm.atomics != 0);
-    let answers = (setup.exchange)(&[u8::from(joined.is_ok()), u8::from(fabric)], Vec::new())?;
+    let pulls = joined.as_ref().is_ok_and(Cuda::can_pull);
+    let said = [joined.is_ok(), fabric, pulls].map(u8::from);
+    let answers = (setup.exchange)(&said, Vec::new())?;
     let first = answers.iter().position(|answer| answer.bytes.first() != Some(&1));
-    let fabric = answers.iter().all(|answer| answer.bytes.get(1) == Some(&1));
+    let all = |at: usize| answers.iter().all(|answer| answer.bytes.get(at) == Some(&1));
+    let (fabric, pulls) = (all(1), all(2));
     match (joined, first) {
         // Not to be hidden behind the slow path.
         (Err(error), _) if error.code() == CROWDED => Err(error),
@@ -63,6 +67,7 @@ pub(super) fn join(setup: &mut Setup<'_>) -> Result<Cuda> {
             if !fabric {
                 (cuda.comm.atomics, cuda.comm.line_span) = (0, 0);
             }
+            cuda.pulls = pulls;
             // Made now: later, making them may wait for a kernel that waits for a rank of the same thread.
             cuda.lanes = direct::lanes(&cuda).unwrap_or_default();
             verified(cuda, setup)
@@ -201,6 +206,9 @@ impl Own {
             lanes: direct::Lanes::new(),
             copied: 0,
             registered,
+            pulls: setup.settings.copy_engines,
+            windows: Windows::default(),
+            side: None,
         })
     }
 

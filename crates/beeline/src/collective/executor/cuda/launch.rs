@@ -53,12 +53,15 @@ impl Cuda {
         let output = address(&posted.output, written, "output", &mut held)?;
         let (packed, word) = words(call);
         if bytes == 0 || call.kind == Collective::Barrier {
-            return self.barrier((packed, word), stream);
+            return self.barrier((packed, word), stream, &[]);
         }
         if call.kind.reduces() {
             let work =
                 Work { input, output, bytes, factor: posted.factor, packed, word, held: &held };
             return self.reduction(call, work, stream);
+        }
+        if self.pull(call, (input, output), bytes, (packed, word), stream, &held)? {
+            return Ok(());
         }
         if call.kind == Collective::Broadcast && bytes > self.whole_bytes_max() {
             let work = Work { input, output, bytes, factor: None, packed, word, held: &held };
@@ -75,7 +78,12 @@ impl Cuda {
     }
 
     /// Everybody tells everybody what it does, with eight bytes of nothing.
-    fn barrier(&mut self, (packed, word): (u64, u64), stream: &Handle) -> Result<()> {
+    pub(super) fn barrier(
+        &mut self,
+        (packed, word): (u64, u64),
+        stream: &Handle,
+        held: &[Arc<DeviceMem>],
+    ) -> Result<()> {
         let own = self.window.ptr().as_u64() + BARRIER_AT;
         let mut args = Box::new(MoveArgs { comm: self.comm, ..MoveArgs::default() });
         args.comm.call = packed;
@@ -91,7 +99,7 @@ impl Cuda {
                 recv_word: word,
             };
         }
-        self.launch_moves(&mut args, true, stream, &[])
+        self.launch_moves(&mut args, true, stream, held)
     }
 
     /// Sends and receives, in as many launches as [`launches`] says, and in each small parts before large ones.

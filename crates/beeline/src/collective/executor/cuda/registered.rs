@@ -2,8 +2,8 @@
 //!
 //! Every rank has a table in its own segment of the control memory: entries with a generation, an address, a length, and the
 //! name and IPC handle of their allocation. Before anything of a group with a large call is queued, a rank looks whether the
-//! tables of the others have changed, maps what is new, and writes where it is into memory of its own that its kernels
-//! read. The receiver's kernel says in which entry a part shall go, and of which generation; a sender that has that one
+//! tables of the others have changed, maps what is new, and has written where it is into its own window, where its kernels read
+//! it: in device memory, since a device reads a line of host memory once at a time, for one block after the other. The receiver's kernel says in which entry a part shall go, and of which generation; a sender that has that one
 //! mapped stores there, any other uses slots. So nobody has to know what another has mapped, and a registration that
 //! is gone is never written: its generation is.
 //!
@@ -12,15 +12,16 @@
 //! deregisters, or ends the communicator.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use beeline_core::addr::DevicePtr;
 use beeline_sys::cuda::collective::{
-    DIRECT_ENTRIES, GENERATION_BITS, IpcMapping, Part, PushMoveArgs, RANKS_MAX, entry_word,
-    ipc_handle, offer,
+    AT_LL, DIRECT_ENTRIES, GENERATION_BITS, IpcMapping, Part, PushMoveArgs, RANKS_MAX, TABLE_AT,
+    entry_word, ipc_handle, offer,
 };
 use beeline_sys::cuda::{
     BufferId, Context, Error as CudaError, Event, HostRegistration, PointerInfo, Stream as Handle,
-    is_open,
+    Word, is_open,
 };
 use beeline_sys::mem::HostMem;
 
@@ -42,14 +43,19 @@ const HANDLE: u64 = 32;
 const ALLOCATION: u64 = 96;
 const WHOLE: u64 = 104;
 
-/// In memory of this rank alone: how many parts went straight (written by kernels), and behind it what is mapped, 16 bytes
-/// an entry, by peer.
-const MAPPED: u64 = 64;
-const PRIVATE_BYTES: usize = 20 << 10;
+/// Mappings of memory that its owner has deregistered, at most: with as many, nothing new is mapped until they may go.
+const GONE_MAX: usize = 8;
+
+/// How long who deregisters waits for the words of the table, and how often it looks.
+const WRITTEN_MAX: Duration = Duration::from_millis(20);
+const WRITTEN_PAUSE: Duration = Duration::from_micros(20);
+
+/// Memory in which kernels say how many parts went straight.
+const PRIVATE_BYTES: usize = 64;
 
 // Tables are within their memory.
 const _: () = assert!(WHOLE + 8 <= ENTRY_BYTES && entry_at(DIRECT_ENTRIES) <= BYTES as u64);
-const _: () = assert!(mapped_at(RANKS_MAX as u32, 0) <= PRIVATE_BYTES as u64);
+const _: () = assert!(mapped_at(RANKS_MAX as u32, 0) <= AT_LL);
 
 /// What one rank knows of registrations.
 #[derive(Debug)]
@@ -61,6 +67,11 @@ pub(super) struct Registered {
     gone: Vec<Mapping>,
     /// Behind the last launch that may use what is mapped; an error: that is not known.
     last: Option<Result<Arc<Event>, CudaError>>,
+    /// In which the table of the window is written, made when first used, and behind the last change.
+    writer: Option<Handle>,
+    written: Option<Result<Arc<Event>, CudaError>>,
+    /// The table may name what is gone: nothing is unmapped any more before the end.
+    spoilt: bool,
     memory: Arc<HostMem>,
     pinned: HostRegistration,
     told: bool,
@@ -100,7 +111,7 @@ struct Entry {
 
 /// A mapped allocation of another process.
 #[derive(Clone, Debug)]
-struct Mapping {
+pub(super) struct Mapping {
     rank: u32,
     handle: [u8; 64],
     allocation: u64,
@@ -108,6 +119,13 @@ struct Mapping {
     start: u64,
     len: u64,
     ipc: Arc<IpcMapping>,
+}
+
+impl Mapping {
+    /// Of whose memory.
+    pub(super) const fn rank(&self) -> u32 {
+        self.rank
+    }
 }
 
 impl Registered {
@@ -123,6 +141,9 @@ impl Registered {
             peers: std::iter::repeat_with(known).take(ranks as usize).collect(),
             gone: Vec::new(),
             last: None,
+            writer: None,
+            written: None,
+            spoilt: false,
             memory,
             pinned: pinned.map_err(|error| Error::refused("cannot pin memory").because(error))?,
             told: false,
@@ -130,15 +151,19 @@ impl Registered {
     }
 
     /// Unmaps what is not used any more, if no kernel can be inside. May wait for the device.
-    fn let_go(&mut self) {
-        let over = match &self.last {
-            None => true,
-            Some(Ok(event)) => event.is_done().unwrap_or(false),
-            Some(Err(_)) => false,
-        };
-        if over {
+    pub(super) fn let_go(&mut self) {
+        if !self.spoilt && is_over(self.last.as_ref()) && is_over(self.written.as_ref()) {
             self.gone.clear();
         }
+    }
+
+    /// [`Self::let_go`] once the table is as it was last changed, which nothing but the device's own pace keeps from being soon.
+    fn let_go_soon(&mut self) {
+        let until = Instant::now() + WRITTEN_MAX;
+        while !is_over(self.written.as_ref()) && Instant::now() < until {
+            std::thread::sleep(WRITTEN_PAUSE);
+        }
+        self.let_go();
     }
 
     /// Unmaps everything: no kernel runs any more.
@@ -247,15 +272,17 @@ impl Cuda {
 
     /// Undoes a registration of just these bytes.
     pub(in crate::collective) fn forget(&mut self, ptr: DevicePtr, len: u64) {
+        self.window_forget(ptr, len);
         let same = |one: &Own| {
             one.covers.is_some_and(|covers| (covers.ptr, covers.len) == (ptr.as_u64(), len))
         };
         if let Some(index) = self.registered.own.iter().position(same) {
             self.drop_entry(index);
         }
+        self.registered.let_go();
         // The others' programs do the same about now.
         self.prepare();
-        self.registered.let_go();
+        self.registered.let_go_soon();
     }
 
     fn drop_entry(&mut self, index: usize) {
@@ -281,14 +308,16 @@ impl Cuda {
         if !self.straight {
             return;
         }
-        let host = self.registered.pinned.device_ptr().as_u64();
-        (args.straight, args.table) = (host, host + MAPPED);
+        args.straight = self.registered.pinned.device_ptr().as_u64();
+        args.table = self.window.ptr().as_u64() + TABLE_AT;
         let registered = &self.registered;
         let owns = registered.own.iter().any(|one| one.covers.is_some());
         if !owns && registered.peers.iter().all(|known| known.there == 0) {
             return;
         }
         let parts = args.moves.parts;
+        let takes_any =
+            (0_u32..).zip(&parts).any(|(peer, part)| peer != self.rank && part.recv_bytes > 0);
         for ((peer, part), place) in (0_u32..).zip(&parts).zip(&mut args.offers) {
             let takes = (part.recv, part.recv_bytes);
             // What is sent in place must not be overwritten before it has been read.
@@ -298,10 +327,21 @@ impl Cuda {
                 *place = self.offer(part.recv, part.recv_bytes);
             }
             let known = self.registered.peers.get(peer as usize);
-            if known.is_some_and(|known| known.there > 0) && part.send_bytes > 0 {
+            // One way, windows are faster: what comes first need not wait until its receiver has come.
+            if takes_any && known.is_some_and(|known| known.there > 0) && part.send_bytes > 0 {
                 args.mapped |= 1 << peer;
             }
         }
+    }
+
+    /// Has a kernel that may use what is mapped wait until that is in its table. One in a graph does not: where it were
+    /// replayed that soon, it would find nothing, and use slots.
+    pub(super) fn await_table(&self, stream: &Handle) -> Result<(), CudaError> {
+        let Some(Ok(event)) = &self.registered.written else { return Ok(()) };
+        if event.is_done()? || stream.is_capturing()? {
+            return Ok(());
+        }
+        stream.wait_event(event)
     }
 
     /// Notes that a kernel was queued which may use what is mapped.
@@ -341,6 +381,7 @@ impl Cuda {
             return;
         }
         let own = self.rank;
+        let mut changed = false;
         for rank in (0..self.ranks).filter(|rank| *rank != own) {
             let Some(known) = self.registered.peers.get(rank as usize) else { continue };
             // Read before the entries: what changes while they are read is seen the next time.
@@ -348,6 +389,7 @@ impl Cuda {
             if changes == known.changes {
                 continue;
             }
+            changed = true;
             // All of them, also behind one that has to wait.
             let open = (0..DIRECT_ENTRIES).filter(|index| !self.look(rank, *index)).count();
             if let Some(known) = self.registered.peers.get_mut(rank as usize) {
@@ -356,6 +398,9 @@ impl Cuda {
                     known.changes = changes;
                 }
             }
+        }
+        if changed && let Some(writer) = &self.registered.writer {
+            self.registered.written = Some(writer.record());
         }
     }
 
@@ -371,13 +416,17 @@ impl Cuda {
         }
         let old = std::mem::replace(one, Entry { generation, ..Entry::default() });
         // A kernel that reads the table now finds no entry rather than half of one.
-        self.write(slot + 8, 0);
+        let cleared = if old.there { self.write(slot + 8, 0) } else { Ok(()) };
         let known = |one: &Mapping| {
             self.registered.gone.iter().any(|gone| Arc::ptr_eq(&gone.ipc, &one.ipc))
         };
         // Once for all of its registrations.
         let gone = old.mapping.filter(|one| !known(one));
         self.registered.gone.extend(gone);
+        if cleared.is_err() {
+            self.registered.spoilt = true;
+            return true;
+        }
         if generation == 0 {
             return true;
         }
@@ -406,8 +455,11 @@ impl Cuda {
         match found {
             Found::At(place, mapping) => {
                 (one.there, one.mapping) = (true, mapping);
-                self.write(slot, place);
-                self.write(slot + 8, entry_word(low(generation), len));
+                let word = entry_word(low(generation), len);
+                let written = self.write(slot, place).and_then(|()| self.write(slot + 8, word));
+                if let Err(error) = written {
+                    tracing::debug!(%error, "{len} bytes of rank {rank} are not written straight");
+                }
                 true
             }
             Found::Never => true,
@@ -418,13 +470,20 @@ impl Cuda {
         }
     }
 
-    fn write(&self, at: u64, value: u64) {
-        // Within the memory, as asserted above.
-        let _ = self.registered.memory.store_u64(at, value);
+    /// Has a word of the own window written, behind those before. Nobody waits for it here: the device may be busy with what
+    /// waits for the calls of this thread.
+    fn write(&mut self, at: u64, value: u64) -> Result<(), CudaError> {
+        let writer = match self.registered.writer.take() {
+            Some(writer) => writer,
+            None => Handle::new(&self.context)?,
+        };
+        let written = writer.write_u64(Word::Device(&self.window, at), value);
+        self.registered.writer = Some(writer);
+        written
     }
 
     /// Where `len` bytes of an allocation of another process are in this one.
-    fn map(
+    pub(super) fn map(
         &self,
         (rank, handle, allocation): (u32, [u8; 64], u64),
         (start, whole): (u64, u64),
@@ -436,11 +495,14 @@ impl Cuda {
             return Found::Never;
         }
         let same = |one: &&Mapping| one.handle == handle && one.allocation == allocation;
-        let known = self.registered.of(rank).find(same).cloned();
-        if known.is_none()
-            && self.registered.of(rank).any(|one| overlaps((one.start, one.len), (start, whole)))
-        {
+        let all = || self.registered.of(rank).chain(self.windows.of(rank));
+        let known = all().find(same).cloned();
+        if known.is_none() && all().any(|one| overlaps((one.start, one.len), (start, whole))) {
             // An allocation that is gone had these addresses; the driver may take the two for one.
+            return Found::Later;
+        }
+        if known.is_none() && self.registered.gone.len() >= GONE_MAX {
+            // What they keep from being given back is bounded.
             return Found::Later;
         }
         let refused = |error: CudaError| {
@@ -469,7 +531,7 @@ impl Cuda {
 }
 
 /// What an entry of a peer's has come to.
-enum Found {
+pub(super) enum Found {
     At(u64, Option<Mapping>),
     /// Through slots.
     Never,
@@ -482,7 +544,7 @@ const fn low(generation: u64) -> u32 {
     (generation & ((1 << GENERATION_BITS) - 1)) as u32
 }
 
-const fn overlaps((a, a_len): (u64, u64), (b, b_len): (u64, u64)) -> bool {
+pub(super) const fn overlaps((a, a_len): (u64, u64), (b, b_len): (u64, u64)) -> bool {
     a < b.saturating_add(b_len) && b < a.saturating_add(a_len)
 }
 
@@ -490,8 +552,18 @@ const fn entry_at(index: usize) -> u64 {
     ENTRIES + ENTRY_BYTES * index as u64
 }
 
+/// Whether what an event stands behind has ended; not where that is not known.
+fn is_over(event: Option<&Result<Arc<Event>, CudaError>>) -> bool {
+    match event {
+        None => true,
+        Some(Ok(event)) => event.is_done().unwrap_or(false),
+        Some(Err(_)) => false,
+    }
+}
+
+/// What the window has of a peer's entry: its address, and behind it [`entry_word`].
 const fn mapped_at(rank: u32, index: usize) -> u64 {
-    MAPPED + 16 * (rank as u64 * DIRECT_ENTRIES as u64 + index as u64)
+    TABLE_AT + 16 * (rank as u64 * DIRECT_ENTRIES as u64 + index as u64)
 }
 
 #[cfg(test)]

@@ -109,6 +109,12 @@ fn told(control: &Control, said: Said) -> Failure {
         code => return Failure::Other(Kind::Device, format!("a kernel reported code {code}")),
     };
     let last = control.last(rank);
+    if trouble == Trouble::Mismatch && mine != theirs && call(mine) == call(theirs) {
+        let text = format!(
+            "ranks {rank} and {other} make the same call with memory at other places of their windows"
+        );
+        return Failure::Other(Kind::Refused, text);
+    }
     let mine = call(mine).or_else(|| last.map(|last| last.call));
     let sequence = mine.map_or(0, |mine| number(control, &mine));
     let Some(mine) = mine else {
@@ -155,6 +161,11 @@ pub(super) fn words(call: &Call) -> (u64, u64) {
 
 const COUNT_MASK: u64 = (1 << 56) - 1;
 
+/// The second word of a call whose bytes are pulled from `place` (a byte, not 0) of windows: all ranks must mean the same.
+pub(super) const fn placed(word: u64, place: u64) -> u64 {
+    (word & COUNT_MASK) | place << 56
+}
+
 fn call((packed, count): (u64, u64)) -> Option<Call> {
     let kind = Collective::numbered((packed & 0xff) as u8)?;
     if packed == 0 && count == 0 {
@@ -164,7 +175,8 @@ fn call((packed, count): (u64, u64)) -> Option<Call> {
         return Some(Call::new(kind, count & COUNT_MASK, DataType::new((count >> 56) as i32)));
     }
     let dtype = DataType::new((packed >> 8 & 0xffff) as i32);
-    let call = Call::new(kind, count, dtype).op(RedOp::new((packed >> 24 & 0xff) as i32));
+    let call =
+        Call::new(kind, count & COUNT_MASK, dtype).op(RedOp::new((packed >> 24 & 0xff) as i32));
     Some(call.root((packed >> 32) as u32))
 }
 
