@@ -273,9 +273,9 @@ const fn flagged(call: &Call, n: u32, part: u64) -> (u64, u64) {
 }
 
 /// What one call costs its process outside of a graph.
-const LAUNCH_NS: u64 = 4_900;
+const LAUNCH_NS: u64 = 4_100;
 /// As much more where it is a group of a send and a receive.
-const GROUP_NS: u64 = 900;
+const GROUP_NS: u64 = 1_200;
 
 /// Through host memory: out of the device, a pass of the CPU over all inputs, into the device.
 fn staged_ns(call: &Call, ranks: &Ranks, part: u64) -> u64 {
@@ -317,8 +317,8 @@ mod tests {
         plan(&Call::new(Collective::AllReduce, bytes, DataType::U8), ranks)
     }
 
-    /// All-reduces of two H200 in a graph, 2026-11-30 (packets and chunks on 1d586ad, lines by the kernels of 323327e alone): size,
-    /// tenths of a microsecond, algorithm that was measured.
+    /// All-reduces of two H200 in a graph, a process a GPU, 2026-11-30, commit 548fbe3: size, tenths of a microsecond, algorithm that
+    /// was measured.
     #[test]
     fn predictions_are_near_what_was_measured() {
         let measured = [
@@ -326,11 +326,11 @@ mod tests {
             (4 << 10, 27, Algorithm::LowLatency),
             (32 << 10, 29, Algorithm::LowLatency),
             (128 << 10, 36, Algorithm::LowLatency),
-            (256 << 10, 40, Algorithm::LowLatency),
+            (256 << 10, 41, Algorithm::LowLatency),
             (1 << 20, 67, Algorithm::LowLatency),
             (4 << 20, 167, Algorithm::LowLatency),
-            (32 << 20, 1059, Algorithm::LowLatency),
-            (128 << 20, 3903, Algorithm::OneShot),
+            (32 << 20, 1079, Algorithm::LowLatency),
+            (128 << 20, 3898, Algorithm::OneShot),
             (1 << 30, 29702, Algorithm::OneShot),
         ];
         for (bytes, tenths, algorithm) in measured {
@@ -343,32 +343,37 @@ mod tests {
         }
     }
 
-    /// Others of two H200, likewise: kind, size, tenths of a microsecond in a graph and in a loop.
+    /// Others of two H200, likewise: kind, size, tenths of a microsecond in a graph and in a loop. What a call costs its process
+    /// varies from run to run: all-reduces of 8 bytes took 3.4 in this one, 4.8 in one of 1d586ad.
     #[test]
     fn predictions_of_all_calls_are_near_what_was_measured() {
         use Collective as C;
         let measured = [
+            (C::AllReduce, 8, 24, 34),
             (C::AllReduce, 8, 24, 48),
-            (C::AllReduce, 512 << 10, 48, 57),
-            (C::AllReduce, 1 << 20, 67, 76),
-            (C::AllReduce, 8 << 20, 297, 310),
-            (C::AllGather, 8, 24, 53),
-            (C::AllGather, 128 << 10, 36, 51),
+            (C::AllReduce, 128 << 10, 36, 42),
+            (C::AllReduce, 512 << 10, 47, 57),
+            (C::AllReduce, 1 << 20, 67, 77),
+            (C::AllReduce, 8 << 20, 299, 311),
+            (C::AllGather, 8, 26, 50),
+            (C::AllGather, 128 << 10, 36, 49),
             (C::AllGather, 512 << 10, 52, 60),
-            (C::AllGather, 2 << 20, 97, 105),
-            (C::AllGather, 8 << 20, 277, 299),
-            (C::ReduceScatter, 128 << 10, 36, 48),
-            (C::Broadcast, 8, 22, 51),
-            (C::Broadcast, 128 << 10, 28, 51),
-            (C::Broadcast, 512 << 10, 35, 48),
-            (C::Broadcast, 2 << 20, 81, 86),
-            (C::Broadcast, 8 << 20, 256, 262),
-            (C::Broadcast, 32 << 20, 994, 1017),
-            (C::Send, 8, 25, 57),
-            (C::Send, 128 << 10, 36, 59),
-            (C::Send, 512 << 10, 51, 59),
-            (C::Send, 8 << 20, 278, 299),
-            (C::Send, 256 << 20, 7573, 7612),
+            (C::AllGather, 2 << 20, 96, 105),
+            (C::AllGather, 8 << 20, 279, 301),
+            (C::AllGather, 32 << 20, 1065, 1089),
+            (C::ReduceScatter, 128 << 10, 36, 47),
+            (C::ReduceScatter, 8 << 20, 327, 337),
+            (C::Broadcast, 8, 22, 37),
+            (C::Broadcast, 128 << 10, 28, 37),
+            (C::Broadcast, 512 << 10, 36, 48),
+            (C::Broadcast, 2 << 20, 81, 85),
+            (C::Broadcast, 8 << 20, 257, 261),
+            (C::Broadcast, 32 << 20, 994, 1019),
+            (C::Send, 8, 26, 64),
+            (C::Send, 128 << 10, 35, 59),
+            (C::Send, 512 << 10, 51, 61),
+            (C::Send, 8 << 20, 281, 299),
+            (C::Send, 256 << 20, 7588, 7623),
         ];
         for (kind, bytes, graph, alone) in measured {
             for (graph, tenths) in [(true, graph), (false, alone)] {
