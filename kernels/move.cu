@@ -1,5 +1,5 @@
 // Collectives that compute nothing: gathers, scatters, broadcasts, all-to-all, send and receive.
-#include "beeline/line.cuh"
+#include "beeline/moved.cuh"
 #include "beeline/push.cuh"
 
 extern "C" __global__ void __launch_bounds__(544, 1) bl_ll_move(const __grid_constant__ MoveArgs args) {

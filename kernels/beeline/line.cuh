@@ -1,5 +1,6 @@
-// Lines: a warp stores four lines of 128 bytes at once, each of 120 bytes of data and 8 of flag. Like packets,
-// without a fence, but with a sixteenth of the link for flags instead of half.
+// Lines: a warp stores four lines of 128 bytes at once, each with a flag in its last four bytes. Like packets, without a
+// fence, but with a sixteenth of the link for flags instead of half: 120 bytes of data and 8 of flag, so that every thread has
+// whole elements to reduce. What is only moved has less flag (moved.cuh), in the same places.
 //
 // That a line which a warp stored by one instruction is never seen in part, where the flag at its end is seen, is a
 // property of NVLink and of devices from compute capability 7.0 on, on which NCCL's protocol of the same kind relies too.
@@ -15,15 +16,17 @@ constexpr u32 LINE_DATA = 120;
 constexpr u32 LINE_GROUP = 4 * LINE_DATA; // what a warp carries at once
 constexpr u32 LINE_SPAN_MIN = 8 * LINE_GROUP;
 constexpr u32 LINE_SENDERS_MAX = 4; // warps
+// Groups that a warp reads before it stores them, where it reduces. What arrives is taken one by one: two cost registers, and with
+// them the room for a block beside another, for nothing (measured on two H200).
+#ifndef BEELINE_LINES_REDUCED
+#define BEELINE_LINES_REDUCED 1
+#endif
+constexpr u32 LINES_REDUCED = BEELINE_LINES_REDUCED;
 constexpr u64 LINE_OWN_MAX = 16384; // bytes of a block's own part that those who send copy on top
-// Groups that a sending warp reads before it stores; fewer where what arrives is reduced meanwhile (measured on two H200).
-constexpr int LINES_MOVED = 4, LINES_REDUCED = 2;
-// One number a kernel: a choice between two costs more, in code that a launch reads for the first time, than it gains.
 
 // What this block carries to or from one peer: two divisions each, made where they cost no time.
 struct LinePart {
-    u64 start, bytes;
-    u32 rounds;
+    u32 start, bytes, rounds;
 };
 struct LineShared {
     LlShared ll;
@@ -66,16 +69,41 @@ DEVICE Lane lane() {
 struct Pair {
     u64 a, b;
 };
-// This thread's bytes of the group at `from`, of which `left` are there.
-DEVICE Pair line_read(const Lane &l, u64 from, u64 left) {
+// What is not aligned, or ends within eight bytes: code apart, so that what is does not wait where the ways meet.
+OUTLINE Pair line_gather(Lane l, u64 from, u64 left) {
     Pair v = {0, 0};
     if (l.data < left) v.a = load8(from + l.data, left - l.data);
     if (!l.last && l.data + 8 < left) v.b = load8(from + l.data + 8, left - l.data - 8);
     return v;
 }
-DEVICE void line_write(const Lane &l, u64 to, u64 left, Pair v) {
+OUTLINE void line_scatter(Lane l, u64 to, u64 left, Pair v) {
     if (l.data < left) store8(to + l.data, left - l.data, v.a);
     if (!l.last && l.data + 8 < left) store8(to + l.data + 8, left - l.data - 8, v.b);
+}
+// This thread's bytes of the groups at `from`, `from + step`.., of which `left` bytes are there from the first one on. All are asked
+// for before one is used.
+template <int AT_ONCE>
+DEVICE void line_read(const Lane &l, u64 from, u64 left, u64 step, Pair (&v)[AT_ONCE]) {
+    if ((from | left) % 8 == 0) {
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            u64 at = k * step + l.data;
+            v[k] = Pair{0, 0};
+            if (at < left) v[k].a = load<u64>(from + at);
+            if (!l.last && at + 8 < left) v[k].b = load<u64>(from + at + 8);
+        }
+    } else {
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) v[k] = k * step < left ? line_gather(l, from + k * step, left - k * step) : Pair{0, 0};
+    }
+}
+DEVICE void line_write(const Lane &l, u64 to, u64 left, Pair v) {
+    if ((to | left) % 8 == 0) {
+        if (l.data < left) store<u64>(to + l.data, v.a);
+        if (!l.last && l.data + 8 < left) store<u64>(to + l.data + 8, v.b);
+    } else {
+        line_scatter(l, to, left, v);
+    }
 }
 DEVICE u64 line_flag(u32 number) { return (u64)ll_flag(number) << 32 | ll_flag(number); }
 DEVICE void line_put(const Lane &l, u64 to, u64 flag, Pair v) {
@@ -85,26 +113,18 @@ DEVICE void line_put(const Lane &l, u64 to, u64 flag, Pair v) {
     store_line(to + l.at, Quad{(u32)v.a, (u32)(v.a >> 32), (u32)b, (u32)(b >> 32)}, l.last);
 }
 
-// `count` groups of message `number`, of which the first of this warp is `first` of its round and the next are `step`
-// apart, waited for; all threads of the warp together.
-template <int MOST>
-DEVICE bool line_take(const Comm &c, LlShared &s, const Lane &l, u32 source, u32 number, u32 first, u32 step, int count, Pair (&v)[MOST]) {
-    u64 flag = line_flag(number), at = line_region(c, source, c.rank, number), started = 0;
+// Group `index` of message `number`, waited for; all threads of the warp together.
+DEVICE bool line_take(const Comm &c, LlShared &s, const Lane &l, u32 source, u32 number, u32 index, Pair &v) {
+    u64 flag = line_flag(number), at = line_region(c, source, c.rank, number) + (u64)index * 512 + l.at, started = 0;
     // They load it in one instruction too; each look below begins with all of them.
     warp_barrier();
 #pragma unroll 1
     for (;;) {
 #pragma unroll 1
         for (u32 spin = 0; spin < SPINS; spin++) {
-            bool good = true;
-#pragma unroll
-            for (int k = 0; k < MOST; k++) {
-                if (k >= count) break;
-                Quad q = load_line(at + (u64)(first + k * step) * 512 + l.at, l.last);
-                v[k] = Pair{(u64)q.x | (u64)q.y << 32, (u64)q.z | (u64)q.w << 32};
-                good &= !l.last || v[k].b == flag;
-            }
-            if (warp_all(good)) return true;
+            Quad q = load_line(at, l.last);
+            v = Pair{(u64)q.x | (u64)q.y << 32, (u64)q.z | (u64)q.w << 32};
+            if (warp_all(!l.last || v.b == flag)) return true;
             relax();
         }
         started = look_up(c, source, PHASE_DATA, s.headers[source], started);
@@ -144,117 +164,6 @@ DEVICE bool line_free(const Comm &c, LineShared &s, u32 takes, u32 round, bool g
     return true;
 }
 
-// Groups `first`, `first + step`.. below `end` of the `share` bytes at `from` to rank `p`, at most AT_ONCE; they are of
-// `round`.
-template <int AT_ONCE, class F>
-DEVICE void line_send(const Comm &c, LineShared &s, u32 p, u64 from, u64 share, u32 round, u32 first, u32 step, u32 end, F change) {
-    Lane l = lane();
-    u32 number = s.ll.counters[p].sent + 1 + round, groups = least(line_groups(share), end);
-    u64 flag = line_flag(number), to = line_region(c, c.rank, p, number);
-    Pair v[AT_ONCE];
-#pragma unroll
-    for (int k = 0; k < AT_ONCE; k++) {
-        u64 g = first + k * step;
-        if (g < groups) v[k] = line_read(l, from + g * LINE_GROUP, share - g * LINE_GROUP);
-    }
-#pragma unroll
-    for (int k = 0; k < AT_ONCE; k++) {
-        u64 g = first + k * step;
-        if (g < groups) line_put(l, to + (g - round * line_room(c)) * 512, flag, Pair{change(v[k].a), change(v[k].b)});
-    }
-}
-
-DEVICE void line_move(const MoveArgs &a, LineShared &s) {
-    const Comm &c = a.comm;
-    u32 sends = 0, takes = 0, to = 0, from = 0, most_out = 0, rounds_in = 0, mine = 0;
-#pragma unroll 1
-    for (u32 p = 0; p < c.ranks; p++) {
-        u64 out_at, in_at;
-        u64 out = line_share(c, a.parts[p].send_bytes, &out_at), in = line_share(c, a.parts[p].recv_bytes, &in_at);
-        if (thread_index() == p) {
-            s.out[p] = LinePart{out_at, out, line_rounds(c, out)};
-            s.in[p] = LinePart{in_at, in, line_rounds(c, in)};
-        }
-        if (p == c.rank) continue;
-        if (thread_index() - ll_workers() == p) mine = line_rounds(c, out) + line_rounds(c, in);
-        sends |= (u32)(out != 0) << p;
-        takes |= (u32)(in != 0) << p;
-        to |= (u32)(a.parts[p].send_bytes != 0) << p;
-        from |= (u32)(a.parts[p].recv_bytes != 0) << p;
-        most_out = line_groups(out) > most_out ? line_groups(out) : most_out;
-        rounds_in = line_rounds(c, in) > rounds_in ? line_rounds(c, in) : rounds_in;
-    }
-    u32 header = thread_index() - ll_workers(), peer = thread_index() < 32 ? thread_index() : header;
-    u32 warp = thread_index() / 32, warps = ll_workers() / 32, senders = line_senders();
-    const Part &self = a.parts[c.rank];
-    bool copies = self.recv != self.send;
-    // Who takes nothing sends with most warps, some copying the own part; who sends nothing takes with all.
-    if (takes == 0) senders = copies ? warps - (warps + 2) / 3 : warps;
-    if (sends == 0) senders = 0;
-    u32 room = line_room(c);
-    bool works = warp < warps;
-    begin_early(a, s.ll, takes, mine);
-    u64 word_out = peer < c.ranks ? a.parts[peer].send_word : 0, word_in = peer < c.ranks ? a.parts[peer].recv_word : 0;
-    bool good = line_begin(c, s, sends, takes, to, from, word_out, word_in);
-    if (good && takes == 0 && most_out <= room) admit(c, s.ll, ADMIT_HEARD);
-    const LinePart &own = s.in[c.rank];
-    // The own part is copied by those who take, if they have to wait for nothing, or if it is much; else by those who send.
-    bool by_takers = senders == 0 || rounds_in == 0 || own.bytes > LINE_OWN_MAX;
-    if (good && works && warp < senders) {
-#pragma unroll 1
-        for (u32 round = 0; good && round * room < most_out; round++) {
-            u32 end = least((round + 1) * room, most_out);
-#pragma unroll 1
-            for (u32 p = 0; good && p < c.ranks; p++)
-                if (sends >> p & 1 && round < s.out[p].rounds) good = line_await_room(c, s, p, round);
-#pragma unroll 1
-            for (u32 g = round * room + warp; good && g < end; g += senders * LINES_MOVED)
-#pragma unroll 1
-                for (u32 step = 1; step < c.ranks; step++) {
-                    u32 p = (c.rank + step) % c.ranks;
-                    if (!(sends >> p & 1)) continue;
-                    u64 from_at = a.parts[p].send + s.out[p].start, share = s.out[p].bytes;
-                    line_send<LINES_MOVED>(c, s, p, from_at, share, round, g, senders, end, AsItIs{});
-                }
-        }
-        if (good && copies && !by_takers) copy_own(self.recv + own.start, self.send + own.start, own.bytes, thread_index(), senders * 32);
-    } else if (good && works) {
-        u32 taker = warp - senders, takers = warps - senders, t = thread_index() - senders * 32;
-        if (copies && by_takers) copy_own(self.recv + own.start, self.send + own.start, own.bytes, t, takers * 32);
-        Lane l = lane();
-        u32 heard = 0;
-#pragma unroll 1
-        for (u32 round = 0; good && round < rounds_in; round++) {
-            u32 going = 0;
-#pragma unroll 1
-            for (u32 step = 1; good && step < c.ranks; step++) {
-                u32 p = (c.rank + c.ranks - step) % c.ranks;
-                if (!(takes >> p & 1)) continue;
-                u64 share = s.in[p].bytes, out = a.parts[p].recv + s.in[p].start;
-                if (round >= s.in[p].rounds) continue;
-                going |= 1u << p;
-                u32 number = s.ll.counters[p].received + 1 + round, groups = least(line_groups(share) - round * room, room);
-                constexpr int MOST = 2;
-#pragma unroll 1
-                for (u32 g = taker; good && g < groups; g += takers * MOST) {
-                    Pair v[MOST];
-                    int count = g + takers < groups ? 2 : 1;
-                    good = line_take<MOST>(c, s.ll, l, p, number, g, takers, count, v);
-                    if (good && g == 0 && round == 0 && (heard |= 1u << p) == takes) admit(c, s.ll, ADMIT_HEARD);
-#pragma unroll
-                    for (int k = 0; k < MOST; k++) {
-                        u64 offset = ((u64)round * room + g + k * takers) * LINE_GROUP;
-                        if (good && k < count) line_write(l, out + offset, share - offset, v[k]);
-                    }
-                }
-            }
-            if (round + 1 < rounds_in) good = line_free(c, s, going, round, good, t, takers * 32);
-        }
-    }
-    u32 p = thread_index() < c.ranks ? thread_index() : 0;
-    ll_end(c, s.ll, good, sends, takes, from, takes ? senders * 32 : 0, s.out[p].rounds, s.in[p].rounds);
-}
-
 // Each rank's part to each rank of `send_mask`; parts of `recv_mask` and the own one are reduced in the
 // order of ranks.
 template <class T, int OP>
@@ -268,6 +177,7 @@ DEVICE void line_reduce(const ReduceArgs &a, LineShared &s) {
     begin_early(a, s.ll, a.recv_mask, mine);
     Weigh w = weigh<T>(a);
     Weighed<T, OP> weighed = {w};
+    Lane l = lane();
     bool good = line_begin(c, s, a.send_mask, a.recv_mask, a.send_mask, a.recv_mask, a.word, a.word);
     if (good && a.recv_mask == 0 && rounds <= 1) admit(c, s.ll, ADMIT_HEARD);
     if (good && works && warp < senders) {
@@ -279,60 +189,54 @@ DEVICE void line_reduce(const ReduceArgs &a, LineShared &s) {
                 if (a.send_mask >> p & 1) good = line_await_room(c, s, p, round);
 #pragma unroll 1
             for (u32 g = round * room + warp; good && g < end; g += senders * LINES_REDUCED) {
+                u64 offset = (u64)g * LINE_GROUP;
 #pragma unroll 1
                 for (u32 step = 1; step < c.ranks; step++) {
-                    u32 p = (c.rank + step) % c.ranks;
-                    if (a.send_mask >> p & 1) line_send<LINES_REDUCED>(c, s, p, a.in + p * a.stride + start, share, round, g, senders, end, weighed);
+                    u32 p = (c.rank + step) % c.ranks, number = s.ll.counters[p].sent + 1 + round;
+                    if (!(a.send_mask >> p & 1)) continue;
+                    Pair v[LINES_REDUCED];
+                    line_read(l, a.in + p * a.stride + start + offset, share - offset, senders * LINE_GROUP, v);
+                    u64 to = line_region(c, c.rank, p, number) + (u64)(g - round * room) * 512;
+#pragma unroll
+                    for (u32 k = 0; k < LINES_REDUCED; k++)
+                        if (g + k * senders < end) line_put(l, to + k * senders * 512, line_flag(number), Pair{weighed(v[k].a), weighed(v[k].b)});
                 }
                 // All threads of the warp have read these groups: an operation in place may overwrite them.
                 warp_barrier();
-                if (thread_index() % 32 == 0) set(s.sent[warp], least(g + senders * LINES_REDUCED, end));
+                if (thread_index() % 32 == 0) set(s.sent[warp], least(g + (LINES_REDUCED - 1) * senders + 1, end));
             }
         }
         // Who waits for this warp must not wait for ever.
         if (!good && thread_index() % 32 == 0) set(s.sent[warp], groups);
     } else if (good && works && (a.recv_mask || c.ranks == 1)) {
-        constexpr int MOST = sizeof(typename T::Bits) == 1 ? 1 : 2;
         bool waits = a.send_mask && a.stride == 0 && a.in == a.out;
         u32 taker = warp - senders, takers = warps - senders;
         u64 own = a.in + c.rank * a.stride + start, out = a.out + start;
-        Lane l = lane();
 #pragma unroll 1
         for (u32 round = 0; good && round < rounds; round++) {
             u32 last = least(groups - round * room, room);
 #pragma unroll 1
-            for (u32 g = taker; good && g < last; g += takers * MOST) {
-                int count = MOST > 1 && g + takers < last ? MOST : 1;
-                Unit<T, OP> lo[MOST], hi[MOST];
-                Pair mine[MOST];
-#pragma unroll
-                for (int k = 0; k < MOST; k++) {
-                    u64 offset = ((u64)round * room + g + k * takers) * LINE_GROUP;
-                    if (k < count) mine[k] = line_read(l, own + offset, share - offset);
-                }
+            for (u32 g = taker; good && g < last; g += takers) {
+                u32 group = round * room + g;
+                u64 offset = (u64)group * LINE_GROUP;
+                Unit<T, OP> lo, hi;
+                Pair mine[1];
+                line_read(l, own + offset, share - offset, 0, mine);
 #pragma unroll 1
                 for (u32 p = 0; good && p < c.ranks; p++) {
-                    Pair v[MOST];
-                    if (p != c.rank) good = line_take<MOST>(c, s.ll, l, p, s.ll.counters[p].received + 1 + round, g, takers, count, v);
-#pragma unroll
-                    for (int k = 0; k < MOST; k++) {
-                        u64 x = p == c.rank ? weighed(mine[k].a) : v[k].a, y = p == c.rank ? weighed(mine[k].b) : v[k].b;
-                        if (p == 0)
-                            lo[k].first(x), hi[k].first(y);
-                        else
-                            lo[k].next(x), hi[k].next(y);
-                    }
+                    Pair v;
+                    if (p != c.rank) good = line_take(c, s.ll, l, p, s.ll.counters[p].received + 1 + round, g, v);
+                    u64 x = p == c.rank ? weighed(mine[0].a) : v.a, y = p == c.rank ? weighed(mine[0].b) : v.b;
+                    if (p == 0)
+                        lo.first(x), hi.first(y);
+                    else
+                        lo.next(x), hi.next(y);
                 }
                 // One from every peer.
                 if (good && g == 0 && round == 0) admit(c, s.ll, ADMIT_HEARD);
-#pragma unroll
-                for (int k = 0; k < MOST; k++) {
-                    u32 group = round * room + g + k * takers;
-                    if (!good || k >= count) continue;
-                    while (waits && read(s.sent[(g + k * takers) % senders]) <= group) relax();
-                    u64 offset = (u64)group * LINE_GROUP;
-                    line_write(l, out + offset, share - offset, Pair{lo[k].result(w), hi[k].result(w)});
-                }
+                if (!good) break;
+                while (waits && read(s.sent[g % senders]) <= group) relax();
+                line_write(l, out + offset, share - offset, Pair{lo.result(w), hi.result(w)});
             }
             if (round + 1 < rounds) good = line_free(c, s, a.recv_mask, round, good, thread_index() - senders * 32, takers * 32);
         }

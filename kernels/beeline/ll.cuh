@@ -204,13 +204,14 @@ DEVICE void ll_move(const MoveArgs &a, LlShared &s) {
     bool works = thread_index() < workers;
     u32 next = (c.rank + 1) % c.ranks;
     const Part &self = a.parts[c.rank];
-    u64 own_start, own = self.recv != self.send ? ll_share(c, self.recv_bytes, &own_start) : 0, own_ahead = (u64)thread_index() * 16;
+    u64 own_start, own = self.recv != self.send ? ll_share(c, self.recv_bytes, &own_start) : 0;
+    u64 word_out = peer < c.ranks ? a.parts[peer].send_word : 0, word_in = peer < c.ranks ? a.parts[peer].recv_word : 0;
     begin_early(a, s, takes, mine);
-    // What goes first, and the own part, are read while the counters are.
+    // What goes first, and the own part, are read while the counters are. The own part goes by eight bytes like all others: code for
+    // other sizes, read for the first time, costs a small call more than wider accesses save a large one.
     u64 share = ll_share(c, a.parts[next].send_bytes, &start), ahead = (u64)thread_index() * 8;
     u64 first = works && ahead < share ? load8(a.parts[next].send + start + ahead, share - ahead) : 0;
-    Quad own_first = works && own_ahead < own ? load16(self.send + own_start + own_ahead, own - own_ahead) : Quad{0, 0, 0, 0};
-    u64 word_out = peer < c.ranks ? a.parts[peer].send_word : 0, word_in = peer < c.ranks ? a.parts[peer].recv_word : 0;
+    u64 own_first = works && ahead < own ? load8(self.send + own_start + ahead, own - ahead) : 0;
     bool good = ll_begin(c, s, sends, takes, to, from, word_out, word_in);
 #pragma unroll 1
     for (u32 step = 1; good && works && step < c.ranks; step++) {
@@ -224,10 +225,8 @@ DEVICE void ll_move(const MoveArgs &a, LlShared &s) {
             ll_put(to_at + i * 16, flag, step == 1 && i == thread_index() ? first : load8(from_at + i * 8, bytes - i * 8));
     }
 #pragma unroll 1
-    for (u64 i = thread_index(); good && works && i * 16 < own; i += workers) {
-        Quad v = i == thread_index() ? own_first : load16(self.send + own_start + i * 16, own - i * 16);
-        store16(self.recv + own_start + i * 16, own - i * 16, v);
-    }
+    for (u64 i = thread_index(); good && works && i * 8 < own; i += workers)
+        store8(self.recv + own_start + i * 8, own - i * 8, i == thread_index() ? own_first : load8(self.send + own_start + i * 8, own - i * 8));
 #pragma unroll 1
     for (u32 step = 1; good && works && step < c.ranks; step++) {
         u32 p = (c.rank + c.ranks - step) % c.ranks;

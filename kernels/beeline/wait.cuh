@@ -72,6 +72,7 @@ OUTLINE u64 look_up(const Comm &c, u32 peer, u32 phase, const Expected &e, u64 s
 OUTLINE bool wait_reaches(const Comm &c, u64 word, u32 value, u32 peer, u32 phase, const Expected &e) {
     u64 started = 0;
     for (;;) {
+#pragma unroll 1
         for (u32 spin = 0; spin < SPINS; spin++) {
             if ((i32)(load_flag(word) - value) >= 0) return true;
             relax();
@@ -94,6 +95,7 @@ DEVICE void send_header(const Comm &c, u32 peer, u32 number, u64 word) {
 OUTLINE bool check_header(const Comm &c, u32 peer, const Expected &e) {
     u64 started = 0, theirs[2];
     for (;;) {
+#pragma unroll 1
         for (u32 spin = 0; spin < SPINS; spin++) {
             int same = compare_header(c, peer, e, theirs);
             if (same > 0) {

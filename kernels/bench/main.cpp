@@ -40,7 +40,7 @@ struct Rank {
 static u64 push_at, line_at, ce_at, window_bytes;
 static u32 chunk = 65536;
 // As crates/beeline-sys/src/cuda/collective.rs has them for two ranks.
-static const u32 LINE_SPAN = 137 * 480, LINE_BLOCK = 8 * 480, LINE_THREADS = 544;
+static const u32 LINE_SPAN = 137 * 480, LINE_BLOCK = 8 * 480, LINE_THREADS = 544, LINE_THREADS_FEW = 352, TINY_MAX = 256;
 enum Way { LL, LINE, PUSH };
 static const char *WAY[] = {"ll", "line", "push"};
 static std::string ptx_folder;
@@ -63,6 +63,11 @@ struct Kernels {
         std::string ptx = text.data();
         for (const char *mark : {"//sm_90 ", ".target sm_80"})
             for (size_t at = 0; marked && (at = ptx.find(mark, at)) != ptx.npos;) ptx.replace(at, strlen(mark), mark[0] == '/' ? "" : ".target sm_90");
+        for (size_t at = 0; marked && (at = ptx.find(".entry bl_line_", at)) != ptx.npos; at++) {
+            const char *any = ".minnctapersm 1", *limit = ".maxnreg 80";
+            size_t bounds = ptx.find(any, at);
+            if (bounds != ptx.npos && bounds < ptx.find('{', at)) ptx.replace(bounds, strlen(any), limit);
+        }
         double t = now();
         for (u32 r = 0; r < N; r++) {
             CK(cuCtxSetCurrent(g[r].ctx));
@@ -111,12 +116,12 @@ static ReduceArgs of_chunks(const ReduceArgs &a) { return a; }
 template <class A>
 static void run(const Kernels &k, u32 r, A &a, u64 most, Way way) {
     CK(cuCtxSetCurrent(g[r].ctx));
-    a.comm.admits = !early || way == PUSH || most > EARLY_MAX ? ADMIT_NEVER : way == LL && most <= 512 ? ADMIT_AT_ONCE : ADMIT_THERE;
+    a.comm.admits = !early || way == PUSH || most > EARLY_MAX ? ADMIT_NEVER : way == LL && most <= TINY_MAX ? ADMIT_AT_ONCE : ADMIT_THERE;
     if (way == PUSH) {
         auto all = of_chunks(a);
         launch(k.function[PUSH][r], g[r].stream, (u32)std::min<u64>(PUSH_BLOCKS, std::max<u64>(1, (most + 15) / 16)), push_threads, &all, false);
     } else if (way == LINE) {
-        launch(k.function[LINE][r], g[r].stream, (u32)std::min<u64>(LL_BLOCKS_MAX, (most + LINE_BLOCK - 1) / LINE_BLOCK), std::is_same<A, MoveArgs>::value && most <= 4 << 20 ? 416 : LINE_THREADS, &a, most <= EARLY_MAX);
+        launch(k.function[LINE][r], g[r].stream, (u32)std::min<u64>(LL_BLOCKS_MAX, (most + LINE_BLOCK - 1) / LINE_BLOCK), most <= (std::is_same<A, MoveArgs>::value ? 4 : 2) << 20 ? LINE_THREADS_FEW : LINE_THREADS, &a, most <= EARLY_MAX);
     } else {
         u64 span = 1ull << shift_of(most), packets = (std::min(most, span) + 7) / 8;
         launch(k.function[LL][r], g[r].stream, (u32)((most + span - 1) / span), (u32)std::min<u64>(512, (packets + 31) / 32 * 32) + 32, &a, true);

@@ -5,7 +5,7 @@
 #define BEELINE_CHUNK_MIN 512
 #define BEELINE_BULK_PIECE 1024
 #define SPINS 64
-#include "../beeline/line.cuh"
+#include "../beeline/moved.cuh"
 #include "../beeline/push.cuh"
 #include <algorithm>
 #include <cstdio>
@@ -14,7 +14,7 @@
 #include <memory>
 #include <vector>
 
-static const u32 CHUNK = 4096, THREADS = 128, BLOCKS = 2, LINE_SPAN = 3 * LINE_GROUP;
+static const u32 CHUNK = 4096, THREADS = 128, BLOCKS = 2, LINE_SPAN = 4 * LINE_GROUP, LINE_BLOCKS = 16;
 enum Way { PACKETS, LINES, PUSH };
 static const Way WAYS[] = {PACKETS, LINES, PUSH};
 static int failures = 0;
@@ -65,7 +65,7 @@ struct World {
         for (u32 r = 0; r < n; r++) c.windows[r] = (u64)windows[r];
         c.report = (u64)reports[rank], c.abort = (u64)aborts[rank], c.timeout_ns = timeout_ms * 1000000;
         c.call = call, c.push_at = push_at, c.chunk = CHUNK, c.rank = rank, c.ranks = n;
-        c.ll_blocks = LL_BLOCKS_MAX, c.line_at = line_at, c.line_span = LINE_SPAN;
+        c.ll_blocks = LINE_BLOCKS, c.line_at = line_at, c.line_span = LINE_SPAN;
         c.counted = rank % 2;
         c.admits = ADMIT_THERE, c.atomics = 1;
         return c;
@@ -96,8 +96,8 @@ static void launch(u32 blocks, F kernel) {
 }
 // Blocks for `bytes`, and the kernel of a way for them.
 static u32 blocks_of(Way way, u64 bytes) {
-    u64 span = way == LINES ? LINE_SPAN_MIN : 2048;
-    return way == PUSH ? BLOCKS : (u32)((bytes + span - 1) / span);
+    u64 span = way == LINES ? LINE_SPAN_MIN : 2048, blocks = (bytes + span - 1) / span;
+    return way == PUSH ? BLOCKS : (u32)(blocks < LINE_BLOCKS ? blocks : LINE_BLOCKS);
 }
 static void run(Way way, const MoveArgs &a, u64 most) {
     PushMoveArgs unregistered = {};
@@ -359,7 +359,7 @@ int main() {
     host_fault = 1; // packets torn for long
     for (Way way : WAYS) {
         moves(2, way, 3000, 0, false, true);
-        moves(2, way, 9000, 0, false, true);
+        moves(2, way, way == LINES ? 90000 : 9000, 0, false, true);
         reduces<F32, SUM>("torn", 2, way, ALL_REDUCE, 1000, 0, true, Weigh{});
     }
     host_fault = 0;

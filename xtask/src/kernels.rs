@@ -254,7 +254,27 @@ fn for_9_0(ptx: &str) -> Result<String, String> {
             return Err(format!("{name} touches memory, or lets the next start, before its wait"));
         }
     }
-    Ok(ptx.replace("//sm_90 ", "").replace(".target sm_80", ".target sm_90"))
+    Ok(limited(ptx)?.replace("//sm_90 ", "").replace(".target sm_80", ".target sm_90"))
+}
+
+/// The text with a limit of registers for kernels of lines: two of their blocks that start early then find room on one
+/// multiprocessor, and a tiny block beside them (`LINE_THREADS_FEW` of `crates/beeline-sys`). The compiler has no word for it.
+fn limited(ptx: &str) -> Result<String, String> {
+    const ANY: &str = "\n.minnctapersm 1\n";
+    const LIMIT: &str = "\n.maxnreg 80\n";
+    let mut entries = ptx.split(".entry ");
+    let mut text = entries.next().unwrap_or_default().to_owned();
+    for entry in entries {
+        text.push_str(".entry ");
+        match entry.split_once(ANY) {
+            Some((head, body)) if entry.starts_with("bl_line_") => text.extend([head, LIMIT, body]),
+            None if entry.starts_with("bl_line_") => {
+                return Err("a kernel of lines has other bounds than its limit replaces".to_owned());
+            }
+            _ => text.push_str(entry),
+        }
+    }
+    Ok(text)
 }
 
 /// Runs the kernels' own code on CPU threads against plain loops.

@@ -42,7 +42,8 @@ pub const ADMIT_HEARD: u32 = 2;
 /// They may start when the peers' blocks have their room too, which they say when they start: for kernels of ranks that all exchange
 /// something with each other, on devices that carry out each other's atomic operations ([`Comm::atomics`]).
 pub const ADMIT_THERE: u32 = 3;
-/// Where a window has the number of blocks that are done, of launches that count them (32 bits, wraps).
+/// Where a window has the number of blocks that are done, of launches that count them (32 bits, wraps). Streams of its own device
+/// may wait for it, and nobody else look at it: it is released to that device alone.
 pub const DONE_AT: u64 = 704;
 
 /// Where a window has what its rank has mapped of the others' registrations: by peer and entry an address and [`entry_word`].
@@ -57,12 +58,14 @@ const LINE_DATA: u64 = 120;
 const LINE_GROUP: u64 = 4 * LINE_DATA;
 /// Bytes that a block of lines carries to a peer at least, where there are as many.
 const LINE_SPAN_MIN: u64 = 8 * LINE_GROUP;
+/// Bytes of data in four times as many lines, of what is only moved.
+const MOVED_GROUP: u64 = 16 * 124;
 /// Bytes of a part in lines at most, between two ranks.
 const LINE_BYTES_MAX: u64 = 48 << 20;
 /// Threads in a block of lines: warps that send, warps that take, and the one that deals with headers.
 pub const LINE_THREADS: u32 = 544;
-/// As many where a launch moves little, or has nothing to take: fewer start sooner.
-pub const LINE_THREADS_FEW: u32 = 416;
+/// As many where a launch moves little: two such blocks fit a multiprocessor, by the registers that their machine code is limited to.
+pub const LINE_THREADS_FEW: u32 = 352;
 
 /// Where the chunks of a window of `ranks` ranks begin, in bytes from its start.
 pub const fn push_at(ranks: u32) -> u64 {
@@ -122,10 +125,11 @@ pub const fn line_blocks(ranks: u32, bytes: u64) -> u64 {
     if blocks > ll_blocks(ranks) { ll_blocks(ranks) } else { blocks }
 }
 
-/// Messages that a part of `bytes` takes in lines.
-pub const fn line_messages(ranks: u32, bytes: u64) -> u64 {
-    let span = bytes.div_ceil(ll_blocks(ranks)).div_ceil(LINE_GROUP).saturating_mul(LINE_GROUP);
-    if line_span(ranks) == 0 { 0 } else { span.div_ceil(line_span(ranks) as u64) }
+/// Messages that a part of `bytes` takes in lines, where it is reduced or only moved.
+pub const fn line_messages(ranks: u32, bytes: u64, reduces: bool) -> u64 {
+    let groups = line_span(ranks) as u64 / LINE_GROUP;
+    let room = if reduces { groups * LINE_GROUP } else { groups / 4 * MOVED_GROUP };
+    if room == 0 { 0 } else { bytes.div_ceil(ll_blocks(ranks)).div_ceil(room) }
 }
 
 /// Bytes of a window of `ranks` ranks.
@@ -655,6 +659,29 @@ mod tests {
             assert_eq!(offer(entry, generation, offset), word, "{entry} {generation} {offset}");
         }
         assert_eq!([entry_word(2, 5), entry_word(1, 1 << 43)], [2 << 43 | 5, 0]);
+    }
+
+    /// As `line_rounds` of line.cuh and `moved_rounds` of moved.cuh have them.
+    #[test]
+    fn messages_of_lines_follow_from_the_size() {
+        for (ranks, bytes, reduced, moved) in [
+            (2, 1, 1, 1),
+            (2, 128 * 137 * 480, 1, 1),
+            (2, 128 * 137 * 480 + 1, 2, 1),
+            (2, 128 * 34 * 1984, 2, 1),
+            (2, 128 * 34 * 1984 + 1, 2, 2),
+            (2, 48 << 20, 6, 6),
+            (3, 24 << 20, 7, 6),
+            (4, 12 << 20, 5, 5),
+            (5, 1 << 20, 0, 0),
+        ] {
+            let both = [true, false].map(|reduces| line_messages(ranks, bytes, reduces));
+            assert_eq!(both, [reduced, moved], "{ranks} ranks, {bytes} bytes");
+        }
+        // A message has room for a group of either kind, or there are no lines.
+        for span in (0..=RANKS_MAX as u32).map(line_span) {
+            assert!(span == 0 || u64::from(span) >= 4 * LINE_GROUP, "{span}");
+        }
     }
 
     /// As `ll_shift` of layout.cuh has them.

@@ -21,15 +21,18 @@ use crate::core::collective::plan::{
 use crate::core::collective::{Call, CallError, Collective, DataType, RedOp};
 use crate::error::{Error, Result};
 
-/// Most bytes of a part for which lines that are only moved take fewer threads: both ways, and one way.
+/// Most bytes of a part for which lines take fewer threads: of which two blocks fit a multiprocessor, so that the next kernel has
+/// come to its wait when this one ends. Where they reduce, where they are moved both ways, and one way.
+const LINES_FEW_REDUCED_MAX: u64 = 2 << 20;
 const LINES_FEW_MAX: u64 = 4 << 20;
 const LINES_FEW_ONE_WAY_MAX: u64 = 8 << 20;
 /// A launch of parts up to this many bytes may start while the kernel before it still runs: it saves a microsecond. Larger
 /// ones do not miss it, and the room that waiting blocks take may be somebody else's.
 const EARLY_MAX: u64 = 8 << 20;
-/// A launch of parts up to this many bytes is one block of 96 threads, which finds room beside any block of our other kernels that
-/// start early (544 threads of at most 96 registers).
-const TINY_MAX: u64 = 512;
+/// A launch of parts up to this many bytes is one block of 64 threads of 64 registers, which finds room beside the blocks of other kernels
+/// of ours that start early (lines have 80 registers: one block of 544 threads or two of 352, which leave room for two warps; so do
+/// three of packets of 256 KiB).
+const TINY_MAX: u64 = 256;
 /// Bytes of a window's first page that barriers send and receive: nobody looks at them.
 const BARRIER_AT: u64 = 512;
 
@@ -170,7 +173,7 @@ impl Cuda {
                 let both = sends && others().any(|(part, _)| part.recv_bytes > 0);
                 let few_max = if both { LINES_FEW_MAX } else { LINES_FEW_ONE_WAY_MAX };
                 let shape = self.shape(way, most, few_max);
-                args.comm.admits = self.admits(shape, most, mutual);
+                args.comm.admits = self.admits(shape, most, false, mutual);
                 self.move_parts(args, shape, stream, held)?;
             }
         }
@@ -226,9 +229,9 @@ impl Cuda {
             word: work.word,
         };
         args.comm.call = work.packed;
-        let shape = self.shape(self.way(work.bytes, true), work.bytes, 0);
+        let shape = self.shape(self.way(work.bytes, true), work.bytes, LINES_FEW_REDUCED_MAX);
         let mutual = shot.send_mask == shot.recv_mask;
-        args.comm.admits = self.admits(shape, work.bytes, mutual);
+        args.comm.admits = self.admits(shape, work.bytes, true, mutual);
         self.reduce(set, &args, shape, stream, work.held)
     }
 
@@ -255,7 +258,7 @@ impl Cuda {
             // One of two places. The other may hold what an earlier call sent and nobody has acknowledged since: then the
             // second waits for the next call of the receiver.
             Way::Packets => ROOM / 2,
-            Way::Lines => line_messages(self.ranks, bytes).saturating_mul(ROOM / 2),
+            Way::Lines => line_messages(self.ranks, bytes, false).saturating_mul(ROOM / 2),
             Way::Push => bytes.div_ceil(PUSH_BLOCKS * u64::from(chunk_bytes(self.ranks))),
         }
     }
@@ -282,9 +285,9 @@ impl Cuda {
     }
 
     /// When a kernel whose largest part has `most` bytes lets blocks of the next one start, whoever's that is.
-    fn admits(&self, shape: Shape, most: u64, mutual: bool) -> u32 {
+    fn admits(&self, shape: Shape, most: u64, reduces: bool, mutual: bool) -> u32 {
         let rounds = match shape.way {
-            Way::Lines => line_messages(self.ranks, most),
+            Way::Lines => line_messages(self.ranks, most, reduces),
             Way::Packets | Way::Push => 1,
         };
         let all = mutual || self.ranks <= 2;
