@@ -124,7 +124,7 @@ static void run(const Kernels &k, u32 r, A &a, u64 most, Way way) {
         launch(k.function[LINE][r], g[r].stream, (u32)std::min<u64>(LL_BLOCKS_MAX, (most + LINE_BLOCK - 1) / LINE_BLOCK), most <= (std::is_same<A, MoveArgs>::value ? 4 : 2) << 20 ? LINE_THREADS_FEW : LINE_THREADS, &a, most <= EARLY_MAX);
     } else {
         u64 span = 1ull << shift_of(most), packets = (std::min(most, span) + 7) / 8;
-        launch(k.function[LL][r], g[r].stream, (u32)((most + span - 1) / span), (u32)std::min<u64>(512, (packets + 31) / 32 * 32) + 32, &a, true);
+        launch(k.function[LL][r], g[r].stream, (u32)((most + span - 1) / span), most > span ? 352 : (u32)std::min<u64>(320, (packets + 31) / 32 * 32) + 32, &a, true);
     }
 }
 static void finish() {

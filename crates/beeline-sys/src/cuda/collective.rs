@@ -28,8 +28,10 @@ pub const PUSH_BLOCKS: u64 = 128;
 pub const PUSH_SLOTS: u64 = 4;
 /// Threads in a block of a push kernel.
 pub const PUSH_THREADS: u32 = 1024;
-/// Threads in a block of a low-latency kernel that carry packets, at most; [`LL_THREADS_MORE`] come on top.
-pub const LL_THREADS_MAX: u32 = 512;
+/// Threads in a block of a low-latency kernel that carry packets, at most, and where there are several blocks; [`LL_THREADS_MORE`]
+/// come on top. Few packets need fewer, but then a multiprocessor could be filled by blocks of packets and of lines, without room
+/// for a tiny one.
+pub const LL_THREADS_MAX: u32 = 320;
 /// The warp that deals with headers.
 pub const LL_THREADS_MORE: u32 = 32;
 

@@ -29,9 +29,10 @@ const LINES_FEW_ONE_WAY_MAX: u64 = 8 << 20;
 /// A launch of parts up to this many bytes may start while the kernel before it still runs: it saves a microsecond. Larger
 /// ones do not miss it, and the room that waiting blocks take may be somebody else's.
 const EARLY_MAX: u64 = 8 << 20;
-/// A launch of parts up to this many bytes is one block of 64 threads of 64 registers, which finds room beside the blocks of other kernels
-/// of ours that start early (lines have 80 registers: one block of 544 threads or two of 352, which leave room for two warps; so do
-/// three of packets of 256 KiB).
+/// A launch of parts up to this many bytes is one block of 64 threads of 64 registers (4096), which finds room beside the blocks of other
+/// kernels of ours that start early. Of the 65536 registers of a multiprocessor, a block of lines takes 43520 or 28160 (544 or 352
+/// threads of 80), a block of several of packets 22528 (352 of 64): two of 28160 leave the least. A kernel of one block takes part
+/// of one multiprocessor.
 const TINY_MAX: u64 = 256;
 /// Bytes of a window's first page that barriers send and receive: nobody looks at them.
 const BARRIER_AT: u64 = 512;
@@ -269,8 +270,9 @@ impl Cuda {
         let (blocks, threads) = match way {
             Way::Packets => {
                 let span = ll_span(self.ranks, most);
-                let threads = most.min(span).div_ceil(8).next_multiple_of(32);
-                let threads = threads.min(LL_THREADS_MAX.into()) as u32 + LL_THREADS_MORE;
+                let packets = most.min(span).div_ceil(8).next_multiple_of(32) as u32;
+                let few = if most > span { LL_THREADS_MAX } else { packets.min(LL_THREADS_MAX) };
+                let threads = few + LL_THREADS_MORE;
                 // A smaller part than the largest may be cut finer, and need all blocks.
                 let blocks = if span == LL_SPAN_MIN { most.div_ceil(span) } else { blocks_max };
                 (blocks.clamp(1, blocks_max), threads)
