@@ -44,7 +44,9 @@ fn every_move_of_every_number_of_ranks() {
                     let call = Call::new(kind, *count, DataType::U8).root(turn % ranks);
                     let before = copied(&job);
                     job.check(call, u64::from(turn) % 4);
-                    expect(&job, before, *count >= 10_000 && !closed, &format!("{call} {closed}"));
+                    // The root of more ranks does not send everything to each of them.
+                    let copies = *count >= 10_000 && (kind != Collective::Broadcast || ranks == 2);
+                    expect(&job, before, copies && !closed, &format!("{call} {closed}"));
                 }
             }
             // Kernels in between, and what reduces.

@@ -47,7 +47,7 @@ const WHOLE: u64 = 104;
 const GONE_MAX: usize = 8;
 
 /// How long who deregisters waits for the words of the table, and how often it looks.
-const WRITTEN_MAX: Duration = Duration::from_millis(20);
+const WRITTEN_MAX: Duration = Duration::from_secs(1);
 const WRITTEN_PAUSE: Duration = Duration::from_micros(20);
 
 /// Memory in which kernels say how many parts went straight.

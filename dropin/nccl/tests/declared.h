@@ -1,0 +1,88 @@
+/* What C programs know of libnccl.so.2, and of the driver as far as these need it. */
+#pragma once
+#include <stddef.h>
+
+typedef struct ncclComm *ncclComm_t;
+typedef void *stream_t;
+typedef struct { char internal[128]; } ncclUniqueId;
+typedef struct { int nRanks, rank, stride; } ncclTeam_t;
+typedef struct {
+  size_t size; unsigned magic, version; int blocking, cgaClusterSize, minCTAs, maxCTAs;
+  const char *netName; int splitShare, trafficClass; const char *commName; int more[6];
+} ncclConfig_t;
+
+int ncclGetVersion(int *);
+int ncclGetUniqueId(ncclUniqueId *);
+int ncclCommInitAll(ncclComm_t *, int, const int *);
+int ncclCommInitRank(ncclComm_t *, int, ncclUniqueId, int);
+int pncclCommInitRank(ncclComm_t *, int, ncclUniqueId, int);
+int ncclCommInitRankConfig(ncclComm_t *, int, ncclUniqueId, int, ncclConfig_t *);
+int ncclCommFinalize(ncclComm_t);
+int ncclCommDestroy(ncclComm_t);
+int ncclCommAbort(ncclComm_t);
+int ncclCommSplit(ncclComm_t, int, int, ncclComm_t *, ncclConfig_t *);
+int ncclCommShrink(ncclComm_t, int *, int, ncclComm_t *, ncclConfig_t *, int);
+const char *ncclGetErrorString(int);
+const char *ncclGetLastError(ncclComm_t);
+int ncclCommGetAsyncError(ncclComm_t, int *);
+int ncclCommCount(ncclComm_t, int *);
+int ncclCommCuDevice(ncclComm_t, int *);
+int ncclCommUserRank(ncclComm_t, int *);
+int ncclMemAlloc(void **, size_t);
+int ncclMemFree(void *);
+int ncclCommRegister(ncclComm_t, void *, size_t, void **);
+int ncclCommDeregister(ncclComm_t, void *);
+int ncclCommWindowRegister(ncclComm_t, void *, size_t, void **, int);
+int ncclCommWindowDeregister(ncclComm_t, void *);
+int ncclRedOpCreatePreMulSum(int *, void *, int, int, ncclComm_t);
+int ncclRedOpDestroy(int, ncclComm_t);
+int ncclAllReduce(const void *, void *, size_t, int, int, ncclComm_t, stream_t);
+int ncclReduce(const void *, void *, size_t, int, int, int, ncclComm_t, stream_t);
+int ncclReduceScatter(const void *, void *, size_t, int, int, ncclComm_t, stream_t);
+int ncclBroadcast(const void *, void *, size_t, int, int, ncclComm_t, stream_t);
+int ncclBcast(void *, size_t, int, int, ncclComm_t, stream_t);
+int ncclAllGather(const void *, void *, size_t, int, ncclComm_t, stream_t);
+int ncclAlltoAll(const void *, void *, size_t, int, ncclComm_t, stream_t);
+int ncclGather(const void *, void *, size_t, int, int, ncclComm_t, stream_t);
+int ncclScatter(const void *, void *, size_t, int, int, ncclComm_t, stream_t);
+int ncclSend(const void *, size_t, int, int, ncclComm_t, stream_t);
+int ncclRecv(void *, size_t, int, int, ncclComm_t, stream_t);
+int ncclGroupStart(void);
+int ncclGroupEnd(void);
+int ncclGroupSimulateEnd(void *);
+int ncclDevCommCreate(ncclComm_t, void *, void *);
+ncclTeam_t ncclTeamWorld(ncclComm_t);
+ncclTeam_t ncclTeamRail(ncclComm_t);
+int ncclTeamRankToWorld(ncclComm_t, ncclTeam_t, int);
+int ncclCommInitRankScalable(ncclComm_t *, int, int, int, ncclUniqueId *, void *);
+int ncclDevCommDestroy(ncclComm_t, void *);
+int ncclLLA2ACreateRequirement(int, int, void *, void *);
+int ncclLsaBarrierCreateRequirement(ncclTeam_t, int, void *, void *);
+int ncclLLA2ACalcSlots(int, int);
+ncclTeam_t ncclTeamLsa(ncclComm_t);
+int ncclTeamRankToLsa(ncclComm_t, ncclTeam_t, int);
+void ncclResetDebugInit(void);
+
+int cuInit(unsigned);
+int cuDevicePrimaryCtxRetain(void **, int);
+int cuCtxPushCurrent_v2(void *);
+int cuCtxPopCurrent_v2(void **);
+int cuMemAlloc_v2(void **, size_t);
+int cuMemcpyHtoDAsync_v2(void *, const void *, size_t, stream_t);
+int cuMemcpyDtoHAsync_v2(void *, void *, size_t, stream_t);
+int cuStreamCreate(stream_t *, unsigned);
+int cuStreamDestroy_v2(stream_t);
+int cuStreamSynchronize(stream_t);
+int cuStreamWaitValue32_v2(stream_t, void *, unsigned, unsigned);
+int cuStreamWriteValue32_v2(stream_t, void *, unsigned, unsigned);
+int cuStreamWaitEvent(stream_t, void *, unsigned);
+int cuEventCreate(void **, unsigned);
+int cuEventRecord(void *, stream_t);
+int cuEventDestroy_v2(void *);
+int cuStreamBeginCapture_v2(stream_t, int);
+int cuStreamEndCapture(stream_t, void **);
+int cuGraphInstantiateWithFlags(void **, void *, unsigned long long);
+int cuGraphLaunch(void *, stream_t);
+int cuGraphDestroy(void *);
+int cuGraphExecDestroy(void *);
+int cuCtxSetCurrent(void *);
