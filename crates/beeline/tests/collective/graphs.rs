@@ -13,7 +13,7 @@ use crate::driver::Direct;
 use crate::support::*;
 
 /// What is replayed, this often, and once more with calls outside of the graph in between.
-const REPLAYS: u64 = 3;
+const REPLAYS: u64 = 2;
 
 /// A communicator with the streams of a program that captures them.
 struct World {
@@ -194,7 +194,7 @@ fn every_collective(ranks: u32, counts: &[u64]) {
             let count = if kind == Collective::Barrier { 0 } else { *count };
             // What is large takes long here, and is carried alike by all.
             let large = count > 50_000;
-            if large && number > 3 {
+            if large && !matches!(number, 0 | 3) {
                 continue;
             }
             let memory = world.memory(Call::new(kind, count, DataType::F32).root(root % ranks));
@@ -224,12 +224,12 @@ fn every_collective(ranks: u32, counts: &[u64]) {
 
 #[test]
 fn every_collective_2() {
-    every_collective(2, &[2, 1003, 20_003, 140_001]);
+    every_collective(2, &[2, 5003, 140_001]);
 }
 
 #[test]
 fn every_collective_3() {
-    every_collective(3, &[1, 10_001]);
+    every_collective(3, &[1, 5001]);
 }
 
 #[test]
@@ -241,7 +241,7 @@ fn every_collective_8() {
 #[test]
 fn groups_are_captured() {
     let Some(world) = World::new(3, &settings(|_| {})) else { return };
-    for count in [3, 30_011, 150_003] {
+    for count in [3, 9011, 150_003] {
         let sum = Call::new(Collective::AllReduce, count, DataType::I32).op(RedOp::PRE_MUL_SUM);
         let (sum, all) = (
             world.memory(sum),
