@@ -74,6 +74,8 @@ impl Planned {
     }
 }
 
+/// Most ranks of a communicator whose data goes through kernels.
+const KERNEL_RANKS_MAX: u32 = 16;
 /// The copy engine's rate on the machine of the measurements.
 const MEASURED_MB_PER_S: u64 = 391_000;
 /// Most bytes of a part that is reduced and goes as packets of data and flag; above, as lines with a flag at the end.
@@ -98,15 +100,16 @@ pub const fn copied_bytes_min(ranks: u32) -> u64 {
     if ranks > 1 { 128 << 20 } else { u64::MAX }
 }
 /// Most bytes of an all-reduce that every rank reduces itself, and of a broadcast that the root sends to each rank; above, they
-/// share the work, which costs more launches and saves bytes on a link. `lines`: windows have room for lines. Between the two,
-/// by the times of four H200: a launch more takes as long as half a megabyte to each of three.
+/// share the work, which costs more launches and saves bytes on a link. `lines`: windows have room for lines. Where the two
+/// are predicted alike.
 pub const fn whole_bytes_max(ranks: u32, lines: bool) -> u64 {
     match (ranks, lines) {
         (0..=2, _) => u64::MAX,
-        (3, true) => 1 << 20,
-        (4, true) => 512 << 10,
-        (3..=8, _) => 128 << 10,
-        _ => 32 << 10,
+        (3, true) => 2 << 20,
+        (4, true) => 1 << 20,
+        (3 | 4, false) => 512 << 10,
+        (5..=8, _) => 256 << 10,
+        _ => 128 << 10,
     }
 }
 /// In how many pieces a broadcast of more than two ranks goes, so that what comes before and behind the busiest time of the
@@ -174,18 +177,26 @@ fn judge(call: &Call, ranks: &Ranks, route: Algorithm) -> Result<u64, Reason> {
     // Lines are for links that carry atomic operations.
     let fabric = !matches!(ranks.slowest, Link::Pci { .. });
     let most = if fabric { flagged_bytes_max(n) } else { PACKET_ONLY_BYTES_MAX };
-    if matches!(ranks.slowest, Link::Fabric { .. } | Link::Pci { .. }) {
+    let kernels = matches!(ranks.slowest, Link::Fabric { .. } | Link::Pci { .. });
+    if kernels {
         built(call, n, (part, most), route)?;
     }
     if route == Algorithm::LowLatency && part > most {
         let text = format!("{part} bytes a part, {most} at most go with a flag in every store");
         return Err(unsuited(text));
     }
+    if kernels && let Some(nanoseconds) = shared_ns(call, n, part, route, rate) {
+        return Ok(alone(call, nanoseconds, ranks.graph));
+    }
     Ok(direct_ns(call, n, part, route, rate, ranks.graph))
 }
 
 /// What the kernels of CUDA devices do not do; the staged path does all of it.
 fn built(call: &Call, n: u32, (part, most): (u64, u64), route: Algorithm) -> Result<(), Reason> {
+    if n > KERNEL_RANKS_MAX {
+        let text = format!("{n} ranks; {KERNEL_RANKS_MAX} at most on CUDA devices");
+        return Err(Reason::with(Code::AlgorithmUnsuited, text));
+    }
     let whole = matches!(route, Algorithm::LowLatency | Algorithm::OneShot);
     let shares = part > whole_bytes_max(n, most > PACKET_ONLY_BYTES_MAX);
     let scatters = route == Algorithm::ScatterGather;
@@ -243,13 +254,37 @@ fn direct_ns(call: &Call, n: u32, part: u64, route: Algorithm, rate: u64, graph:
         Algorithm::CopyEngine if call.kind.reduces() => (9_500, 95),
         _ => (5_900, 97),
     };
-    let replayed = start + move_ns(wire, rate.saturating_mul(percent) / 100);
-    // A process a GPU that launches call by call: its own time, where that of the device is shorter.
+    alone(call, start + move_ns(wire, rate.saturating_mul(percent) / 100), graph)
+}
+
+/// What kernels of more than two ranks take that share the work: several launches, each of which moves a part of it.
+fn shared_ns(call: &Call, n: u32, part: u64, route: Algorithm, rate: u64) -> Option<u64> {
+    let ranks = u64::from(n);
+    let (launches, slice, wire) = match route {
+        Algorithm::TwoShot => {
+            (2, part / ranks, u128::from(part) * u128::from(2 * (ranks - 1)) / u128::from(ranks))
+        }
+        Algorithm::ScatterGather => {
+            let (pieces, others) = (pieces_of(part), ranks.checked_sub(1)?.max(1));
+            let behind = u128::from(part) * u128::from(others - 1) / u128::from(others * pieces);
+            (pieces + 1, part / (pieces * others), u128::from(part) + behind)
+        }
+        _ => return None,
+    };
+    let flags = slice <= flagged_bytes_max(n);
+    let (start, percent) = if flags { flagged(call, n, slice) } else { (18_000, 93) };
+    let wire = u64::try_from(wire).unwrap_or(u64::MAX);
+    let moved = move_ns(wire, rate.saturating_mul(percent) / 100);
+    Some((launches * start).saturating_add(moved))
+}
+
+/// In a graph what the device takes; launched call by call, the time of the process where that is longer.
+fn alone(call: &Call, replayed: u64, graph: bool) -> u64 {
     let launch = match call.kind {
         Collective::Send | Collective::Recv => LAUNCH_NS + GROUP_NS,
         _ => LAUNCH_NS,
     };
-    if graph { replayed } else { (replayed + 1_000).max(launch) }
+    if graph { replayed } else { replayed.saturating_add(1_000).max(launch) }
 }
 
 /// Start and part of the link (percent) of packets, which carry as many bytes of flags as of data, and of lines. What goes one way
@@ -263,14 +298,18 @@ const fn flagged(call: &Call, n: u32, part: u64) -> (u64, u64) {
         (0..=4, false) => PACKET_MOVED_BYTES_MAX,
         _ => PACKET_ONLY_BYTES_MAX,
     };
-    match (part <= packets, one_way, reduces) {
+    let (start, percent) = match (part <= packets, one_way, reduces) {
         (true, true, _) => (2_250, 75),
         (true, false, _) => (2_500, 34),
         (false, true, false) => (2_000, 90),
         (false, _, true) => (3_100, 80),
         (false, _, false) => (3_400, 85),
-    }
+    };
+    (start + MORE_NS * (n as u64).saturating_sub(2), percent)
 }
+
+/// What meeting one rank more takes (four H200).
+const MORE_NS: u64 = 1_400;
 
 /// What one call costs its process outside of a graph.
 const LAUNCH_NS: u64 = 4_100;
@@ -386,6 +425,50 @@ mod tests {
         }
     }
 
+    /// Of four H200, in a graph (1d586ad): tenths of a microsecond; a third off at most. Bytes are those of a part.
+    #[test]
+    fn predictions_of_four_ranks_are_of_the_right_size() {
+        use Collective as C;
+        for (kind, bytes, tenths) in [
+            (C::AllReduce, 8, 58),
+            (C::AllReduce, 8 << 20, 572),
+            (C::AllGather, 4 << 10, 61),
+            (C::AllGather, 64 << 10, 73),
+            (C::AllGather, 2 << 20, 309),
+            (C::ReduceScatter, 2 << 20, 273),
+            (C::Broadcast, 256 << 10, 78),
+        ] {
+            let ranks = Ranks { graph: true, ..Ranks::like_h200(4) };
+            let predicted =
+                plan(&Call::new(kind, bytes, DataType::U8), &ranks).predicted_ns[0] / 100;
+            let error = predicted.abs_diff(tenths) * 100 / tenths;
+            assert!(error <= 34, "{kind}, {bytes} bytes: {predicted} for {tenths}");
+        }
+    }
+
+    /// Where ranks begin to share the work, both ways are predicted alike: nobody pays twice for one byte more.
+    #[test]
+    fn sharing_begins_where_it_pays() {
+        for kind in [Collective::AllReduce, Collective::Broadcast] {
+            for count in 3..=KERNEL_RANKS_MAX {
+                let at = |bytes| {
+                    let call = Call::new(kind, bytes, DataType::U8);
+                    let ranks = Ranks { graph: true, ..Ranks::like_h200(count) };
+                    plan(&call, &ranks).predicted_ns[0]
+                };
+                let most = whole_bytes_max(count, count <= 4);
+                let (whole, shared) = (at(most), at(most + 1));
+                assert!(
+                    shared < 2 * whole && whole < 2 * shared,
+                    "{kind} {count}: {whole}, {shared}"
+                );
+            }
+        }
+        let many =
+            plan(&Call::new(Collective::AllReduce, 1 << 20, DataType::U8), &Ranks::like_h200(17));
+        assert_eq!(many.best(), Some(Algorithm::Staged));
+    }
+
     #[test]
     fn every_algorithm_is_chosen_or_says_why_not() {
         let refused = Reason::new(Code::P2pNotCapable);
@@ -427,7 +510,7 @@ mod tests {
             (1 << 30, 2, Algorithm::OneShot),
             (8, 8, Algorithm::LowLatency),
             (64 << 10, 8, Algorithm::LowLatency),
-            (512 << 10, 4, Algorithm::LowLatency),
+            (1 << 20, 4, Algorithm::LowLatency),
             (512 << 10, 8, Algorithm::TwoShot),
             (4 << 20, 8, Algorithm::TwoShot),
         ];

@@ -1,6 +1,7 @@
 //! From calls to kernels: what each rank sends to each, and which kernel carries it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use beeline_sys::cuda::collective::{
     ADMIT_AT_ONCE, ADMIT_HEARD, ADMIT_NEVER, ADMIT_THERE, Element, KernelSet, LINE_THREADS,
@@ -66,6 +67,9 @@ impl Cuda {
         if call.kind == Collective::Broadcast && bytes > self.whole_bytes_max() {
             let work = Work { input, output, bytes, factor: None, packed, word, held: &held };
             return self.handed_on(call, work, stream);
+        }
+        if call.kind == Collective::AllToAll && self.way(bytes, false) != Way::Packets {
+            warn_in_place((input, read), (output, written), call);
         }
         let mut args = Box::new(MoveArgs { comm: self.comm, ..MoveArgs::default() });
         args.comm.call = packed;
@@ -414,6 +418,19 @@ pub(super) fn address(place: &Place, bytes: u64, what: &str, held: &mut Held) ->
             held.push(Arc::clone(memory));
             Ok(part.ptr().as_u64())
         }
+    }
+}
+
+/// Says once that what comes in a large all-to-all may overwrite what is still to be sent.
+fn warn_in_place((input, read): (u64, u64), (output, written): (u64, u64), call: &Call) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+
+    let apart = input.saturating_add(read) <= output || output.saturating_add(written) <= input;
+    if !apart && !SAID.swap(true, Ordering::Relaxed) {
+        tracing::warn!(
+            "{call}: what comes overwrites what is sent, perhaps before it was sent; NCCL does not define that either: \
+             give an output of its own"
+        );
     }
 }
 

@@ -51,10 +51,10 @@ impl Said {
             }
             let teller = said.about;
             let Some(next) = Self::by(control, teller).filter(|_| teller != own) else { break };
-            // One that waits for nothing has the call that the other saw of it, or the other's own.
+            // One that waits for nothing has the call that the other saw of it, or one of those that it made.
             let mine = match self.mine {
                 (0, 0) if next.about == own => next.theirs,
-                (0, 0) => next.mine,
+                (0, 0) => own_words(control, next.mine),
                 mine => mine,
             };
             said = match next.code {
@@ -129,6 +129,13 @@ fn told(control: &Control, said: Said) -> Failure {
     };
     let mine = Announcement { sequence, call: mine };
     Failure::Disagreement(Disagreement { trouble, rank, mine, other, theirs, waited_ms })
+}
+
+/// The words of the call that another rank is in, where this rank has made that call lately, or else of its own last.
+fn own_words(control: &Control, theirs: (u64, u64)) -> (u64, u64) {
+    let made = call(theirs).is_some_and(|call| number(control, &call) != 0);
+    let last = control.last(control.rank()).filter(|_| !made);
+    last.map_or(theirs, |last| words(&last.call))
 }
 
 /// The number of a call that this rank's host queued; 0 where it is none of the last few, as in a graph that is replayed.
