@@ -70,6 +70,25 @@ fn different_calls_are_named() {
     }
 }
 
+/// Calls of several launches each: who differs is told as ever.
+#[test]
+fn different_large_broadcasts_are_named() {
+    let call = Call::new(Collective::Broadcast, 50_001, DataType::F32);
+    let other = Call { count: 50_002, ..call };
+    let job = short(3);
+    for rank in [0, 1] {
+        make(&job, rank, call).unwrap();
+    }
+    make(&job, 2, other).unwrap();
+    for (rank, error) in errors(&job, &[0, 1, 2]).iter().enumerate() {
+        let text = format!("{error}");
+        assert_eq!(error.code(), "collective-mismatch", "{text}");
+        for part in [call, other] {
+            assert!(text.contains(&format!("call #1 {part}")), "rank {rank}: {text}");
+        }
+    }
+}
+
 #[test]
 fn a_rank_that_never_comes_is_named_with_its_last_call() {
     let job = short(3);
