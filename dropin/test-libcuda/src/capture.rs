@@ -1,8 +1,11 @@
 //! Captures: what is queued in a stream becomes a node of a graph, and which calls a capture does not survive.
 //!
 //! The rules are those of the driver API's documentation (stream management, "stream capture"; `CUstreamCaptureMode`; the
-//! codes 900 to 908), and where that says nothing those that drivers were seen to have: `cuStreamGetId` ends the capture of
-//! its stream. What is not known to be allowed is refused. A refused call spoils the captures that forbid it, and is counted.
+//! codes 900 to 908), and what driver 580 answered to each call beside a capture, in each mode (measured on 2026-11-30):
+//! `cuStreamGetId`, `cuStreamGetFlags` and `cuCtxSynchronize` end the capture that they meet, whatever its mode, while copies
+//! and fills that wait, new streams and the numbers of other streams are allowed. What was not measured and is not documented
+//! as allowed is refused; so is memory of a graph (`cuMemAllocAsync`), which the real driver has and this one does not
+//! simulate. A refused call spoils the captures that forbid it, and is counted.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -49,6 +52,7 @@ struct Capture {
 struct Part {
     /// The legacy stream that waits for it and it for that, unless it was made not to.
     legacy: Option<u64>,
+    device: usize,
     /// What its next node comes after.
     after: Vec<usize>,
 }
@@ -67,6 +71,7 @@ pub(crate) struct Place {
     pub(crate) key: u64,
     /// The legacy stream it keeps order with; its own key for that stream itself.
     pub(crate) legacy: Option<u64>,
+    pub(crate) device: usize,
 }
 
 impl Place {
@@ -157,9 +162,14 @@ impl Driver {
         Ok(found)
     }
 
-    /// Refuses what would take a captured stream's handle, or ask for its number, whatever the mode.
-    pub(crate) fn gone(&self, handle: u64) -> Result<(), Cu> {
-        lock(&self.captures).conflict(Place { key: handle, legacy: None })
+    /// Refuses what asks about a captured stream itself, whatever the mode and the current context.
+    pub(crate) fn unasked(&self, handle: u64) -> Result<(), Cu> {
+        lock(&self.captures).conflict(Place { key: handle, legacy: None, device: 0 })
+    }
+
+    /// Refuses to wait for all streams of a device while one of them is captured, whatever the mode.
+    pub(crate) fn quiet(&self, device: usize) -> Result<(), Cu> {
+        lock(&self.captures).quiet(device)
     }
 
     /// Refuses a call that is not safe beside a capture, unless the calling thread says that it is.
@@ -180,7 +190,7 @@ impl Captures {
             return self.refuse(Cu::ILLEGAL_STATE);
         }
         self.number += 1;
-        let part = Part { legacy: place.legacy, after: Vec::new() };
+        let part = Part::new(place);
         self.going.push(Capture {
             number: self.number,
             origin: place.key,
@@ -265,16 +275,16 @@ impl Captures {
         let there = self.going.iter().find(|one| one.number == *capture);
         match (own, there.map(|one| one.spoilt)) {
             (Some((_, true)), _) | (_, Some(true)) => self.refuse(Cu::CAPTURE_INVALIDATED),
-            (None, None) => self.refuse(Cu::CAPTURED_EVENT),
+            // Of a capture that is over.
+            (None, None) => self.refuse(Cu::INVALID_VALUE),
             (Some((number, _)), None) => self.spoil(&[number], Cu::CAPTURE_ISOLATION),
             (Some((number, _)), Some(_)) if number != *capture => {
                 self.spoil(&[number, *capture], Cu::CAPTURE_MERGE)
             }
             (_, Some(_)) => {
                 let one = self.going.iter_mut().find(|one| one.number == *capture);
-                let new = || Part { legacy: place.legacy, after: Vec::new() };
                 if let Some(one) = one {
-                    let part = one.streams.entry(place.key).or_insert_with(new);
+                    let part = one.streams.entry(place.key).or_insert_with(|| Part::new(place));
                     part.after.extend(after);
                     part.after.sort_unstable();
                     part.after.dedup();
@@ -287,9 +297,25 @@ impl Captures {
     /// Refuses to say whether an event that was recorded in a capture has come.
     pub(crate) fn ask(&mut self, event: &Recorded) -> Result<(), Cu> {
         match event {
-            Recorded::Captured { capture, .. } => self.spoil(&[*capture], Cu::CAPTURED_EVENT),
+            Recorded::Captured { capture, .. } => {
+                match self.going.iter().any(|one| one.number == *capture) {
+                    true => self.spoil(&[*capture], Cu::CAPTURED_EVENT),
+                    false => self.refuse(Cu::INVALID_VALUE),
+                }
+            }
             _ => Ok(()),
         }
+    }
+
+    /// A stream is destroyed: the capture that began in it ends without a graph.
+    pub(crate) fn destroyed(&mut self, key: u64) -> Result<(), Cu> {
+        match self.of(key).map(|one| (one.number, one.origin == key)) {
+            Some((number, true)) => self.going.retain(|one| one.number != number),
+            // Not measured.
+            Some((number, false)) => return self.spoil(&[number], Cu::CAPTURE_UNSUPPORTED),
+            None => {}
+        }
+        Ok(())
     }
 
     /// Whether the stream is captured.
@@ -303,6 +329,12 @@ impl Captures {
             Some(number) => self.spoil(&[number], Cu::CAPTURE_UNSUPPORTED),
             None => Ok(()),
         }
+    }
+
+    fn quiet(&mut self, device: usize) -> Result<(), Cu> {
+        let there = |one: &&Capture| one.streams.values().any(|part| part.device == device);
+        let all: Vec<u64> = self.going.iter().filter(there).map(|one| one.number).collect();
+        if all.is_empty() { Ok(()) } else { self.spoil(&all, Cu::CAPTURE_UNSUPPORTED) }
     }
 
     fn guard(&mut self, mode: i32, thread: u64) -> Result<(), Cu> {
@@ -352,6 +384,12 @@ impl Captures {
     /// 0 none, 1 going on, 2 one is spoilt.
     pub(crate) fn worst(&self) -> i64 {
         self.going.iter().map(|one| 1 + i64::from(one.spoilt)).max().unwrap_or(0)
+    }
+}
+
+impl Part {
+    const fn new(place: Place) -> Self {
+        Self { legacy: place.legacy, device: place.device, after: Vec::new() }
     }
 }
 

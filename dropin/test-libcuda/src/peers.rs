@@ -68,7 +68,6 @@ export! {
     }
 
     fn cuIpcGetMemHandle(handle: Out<Handle>, ptr: u64) {
-        driver()?.guard()?;
         let driver = driver()?;
         driver.current()?;
         let start = {

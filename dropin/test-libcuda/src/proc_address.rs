@@ -46,6 +46,7 @@ functions! {
     "cuCtxGetCurrent" 4000 cuCtxGetCurrent;
     "cuCtxGetDevice" 2000 cuCtxGetDevice;
     "cuCtxGetId" 12000 cuCtxGetId;
+    "cuCtxSynchronize" 2000 cuCtxSynchronize;
     "cuThreadExchangeStreamCaptureMode" 10010 cuThreadExchangeStreamCaptureMode;
     "cuMemGetInfo" 3020 cuMemGetInfo_v2;
     "cuMemAlloc" 3020 cuMemAlloc_v2;
@@ -74,6 +75,7 @@ functions! {
     "cuStreamCreate" 2000 cuStreamCreate;
     "cuStreamCreateWithPriority" 5050 cuStreamCreateWithPriority;
     "cuStreamGetPriority" 5050 cuStreamGetPriority;
+    "cuStreamGetFlags" 5050 cuStreamGetFlags;
     "cuStreamQuery" 2000 cuStreamQuery;
     "cuStreamSynchronize" 2000 cuStreamSynchronize;
     "cuDevicePrimaryCtxGetState" 7000 cuDevicePrimaryCtxGetState;

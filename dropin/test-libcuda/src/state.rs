@@ -220,9 +220,9 @@ impl Driver {
 
     /// A stream as captures know it.
     pub(crate) fn place(&self, handle: u64) -> Result<Place, Cu> {
-        let (key, legacy) = (self.key(handle)?, self.current()? as u64);
+        let (key, device) = (self.key(handle)?, self.current()?);
         let apart = self.objects().apart.contains(&key);
-        Ok(Place { key, legacy: (!apart).then_some(legacy) })
+        Ok(Place { key, legacy: (!apart).then_some(device as u64), device })
     }
 
     /// The stream behind a handle, 0 to 2 being the default streams of the current device.

@@ -32,9 +32,14 @@ export! {
 
     fn cuStreamGetPriority(stream: u64, priority: Out<i32>) {
         let driver = driver()?;
-        // Whether a captured stream answers is not known.
-        driver.apart(stream)?;
+        driver.stream(stream)?;
         priority.set(driver.objects().priorities.get(&stream).copied().unwrap_or(0))
+    }
+
+    fn cuStreamGetFlags(stream: u64, flags: Out<u32>) {
+        let driver = driver()?;
+        driver.apart(stream)?;
+        flags.set(u32::from(driver.objects().apart.contains(&stream)))
     }
 
     fn cuCtxGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) {
@@ -71,6 +76,21 @@ export! {
         finish(driver, index, &stream)
     }
 
+    fn cuCtxSynchronize() {
+        let driver = driver()?;
+        let current = driver.current()?;
+        driver.quiet(current)?;
+        driver.guard()?;
+        let all: Vec<Arc<Stream>> = {
+            let objects = driver.objects();
+            let of = |(device, stream): &(usize, Arc<Stream>)| {
+                (*device == current).then(|| Arc::clone(stream))
+            };
+            objects.streams.values().filter_map(of).collect()
+        };
+        all.iter().try_for_each(|stream| finish(driver, current, stream))
+    }
+
     fn cuMemcpyHtoD_v2(dst: u64, src: *const c_void, len: usize) {
         let (index, stream) = waited_for(driver()?)?;
         host_copy(driver()?, dst, src.cast_mut(), len as u64, 0, true)?;
@@ -91,7 +111,7 @@ export! {
 
     fn cuStreamDestroy_v2(stream: u64) {
         driver()?.guard()?;
-        if stream > 2 { driver()?.gone(stream)?; }
+        if stream > 2 { lock(&driver()?.captures).destroyed(stream)?; }
         driver()?.objects().apart.remove(&stream);
         driver()?.objects().asked.remove(&stream);
         driver()?.objects().queued.remove(&stream);
@@ -104,9 +124,8 @@ export! {
 
     fn cuStreamGetId(stream: u64, id: Out<u64>) {
         let driver = driver()?;
-        driver.guard()?;
         let known = driver.objects().ids.get(&stream).copied().ok_or(Cu::INVALID_HANDLE)?;
-        driver.gone(stream)?;
+        driver.unasked(stream)?;
         id.set(known)
     }
 
@@ -168,10 +187,11 @@ export! {
 
     fn cuEventQuery(event: u64) {
         let driver = driver()?;
-        driver.current_unsafe()?;
+        driver.current()?;
         let known = driver.objects().events.get(&event).cloned();
         let (index, recorded) = known.ok_or(Cu::INVALID_HANDLE)?;
         lock(&driver.captures).ask(&recorded)?;
+        driver.guard()?;
         let Recorded::At(recorded) = recorded else { return Ok(()) };
         match recorded.is_done() {
             Ok(true) => Ok(()),
@@ -279,9 +299,8 @@ fn host_copy(
     Ok(())
 }
 
-/// The legacy stream, for a call that waits for it.
+/// The legacy stream, for a call that waits for it: allowed beside the capture of a stream that does not.
 fn waited_for(driver: &Driver) -> Result<(usize, Arc<Stream>), Cu> {
-    driver.current_unsafe()?;
     driver.apart(0)
 }
 
@@ -355,7 +374,7 @@ fn word(driver: &Driver, stream: u64, addr: u64, operation: Word) -> Result<(), 
 /// A stream of the current device.
 fn make(flags: u32) -> Result<u64, Cu> {
     let driver = driver()?;
-    let index = driver.current_unsafe()?;
+    let index = driver.current()?;
     if flags > 1 {
         return Err(Cu::INVALID_VALUE);
     }

@@ -237,6 +237,26 @@ fn every_collective_8() {
     every_collective(8, &[513]);
 }
 
+/// Broadcasts that ranks hand on, in several launches a call, from memory of its own and in place; an all-reduce in two shots.
+#[test]
+fn shared_work_is_captured() {
+    let Some(world) = World::new(3, &settings(|_| {})) else { return };
+    for (mode, kind) in [Collective::Broadcast, Collective::AllReduce].into_iter().enumerate() {
+        let memory = world.memory(Call::new(kind, 40_003, DataType::F32).root(1));
+        let outputs = || memory.outputs.clone();
+        let in_place = Memory { call: memory.call, inputs: outputs(), outputs: outputs() };
+        for memory in [&memory, &in_place] {
+            let graphs = world.captured(mode, || world.queue(memory, &world.streams));
+            for turn in 1..=REPLAYS {
+                world.check(memory, turn, || world.launch(&graphs));
+            }
+            world.check(memory, 10, || world.queue(memory, &world.streams));
+            world.direct.destroy(&graphs);
+        }
+    }
+    world.close();
+}
+
 /// Sends and receives, and factors, in graphs; a group of several calls.
 #[test]
 fn groups_are_captured() {
