@@ -23,6 +23,7 @@
 //! | `BEELINE_TEST_CUDA_LOST` | what a lost device answers, 999 |
 //! | `BEELINE_TEST_CUDA_ATOMICS` | 1: devices have native atomics between them |
 //! | `BEELINE_TEST_CUDA_REUSE` | 1: a stream that is made gets the handle of the one destroyed last |
+//! | `BEELINE_TEST_CUDA_ADDRESSES` | 1: small memory gets the address (and finds the bytes) of what was freed last of its length, under a number of its own |
 //! | `CUDA_VISIBLE_DEVICES` | as the driver reads it: ordinals or whole UUIDs |
 //!
 //! Kernels of collectives, whose PTX is committed, are run by the CPU from the source that it was compiled from, where the

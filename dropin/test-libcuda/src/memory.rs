@@ -9,10 +9,16 @@ use beeline_sys::mem::HostMem;
 
 use crate::device::handle_of;
 use crate::ffi::{Cu, In, Out, export, read, write};
-use crate::state::{DeviceMemory, Driver, Kind, Physical, driver};
+use crate::state::{DeviceMemory, Driver, Kind, Objects, Physical, driver};
 
 const REGISTER_READ_ONLY: u32 = 8;
 const GRANULARITY: usize = 2 << 20;
+
+/// Freed memory that is kept to be given out again: how many, of which length at most.
+const FREED_MAX: usize = 16;
+const FREED_BYTES_MAX: u64 = 1 << 20;
+/// Apart from the numbers that the simulated devices give.
+const NUMBERS: u64 = 1 << 62;
 
 /// `CUmemAllocationProp_v1`, as far as it is read here.
 #[derive(Clone, Copy)]
@@ -226,11 +232,27 @@ fn alloc(driver: &Driver, ptr: Out<u64>, len: usize, kind: Kind) -> Result<(), C
 
 /// Device memory that the driver will know as `kind`; answers its address.
 pub(crate) fn allocate(driver: &Driver, device: usize, len: u64, kind: Kind) -> Result<u64, Cu> {
+    if kind == Kind::Plain && driver.settings.addresses {
+        let number = NUMBERS + driver.handle();
+        if let Some(start) = again(&mut driver.objects(), device, len, number) {
+            return Ok(start);
+        }
+    }
     let gpu = &driver.devices.get(device).ok_or(Cu::INVALID_DEVICE)?.gpu;
     let buffer = gpu.alloc(len).map_err(|error| driver.code(device, &error))?;
     let start = buffer.ptr().as_u64();
     driver.objects().memory.insert(start, DeviceMemory { buffer, device, kind });
     Ok(start)
+}
+
+/// Memory freed last of just this device and length, under another number, as the real driver often does.
+fn again(objects: &mut Objects, device: usize, len: u64, number: u64) -> Option<u64> {
+    let same = |one: &DeviceMemory| one.device == device && one.buffer.len() == len;
+    let memory = objects.freed.remove(objects.freed.iter().rposition(same)?);
+    let start = memory.buffer.ptr().as_u64();
+    objects.numbers.insert(start, number);
+    objects.memory.insert(start, memory);
+    Some(start)
 }
 
 /// A descriptor of that size whose mapping is refused: sealed against writers, as the answer 524 cannot be had.
@@ -244,7 +266,15 @@ fn free(driver: &Driver, ptr: u64) -> Result<(), Cu> {
     let mut objects = driver.objects();
     match objects.memory.get(&ptr).map(|memory| memory.kind) {
         Some(Kind::Plain | Kind::Pool | Kind::Managed) => {
-            objects.memory.remove(&ptr);
+            objects.numbers.remove(&ptr);
+            let Some(memory) = objects.memory.remove(&ptr) else { return Ok(()) };
+            let small = memory.buffer.len() <= FREED_BYTES_MAX;
+            if driver.settings.addresses && memory.kind == Kind::Plain && small {
+                if objects.freed.len() >= FREED_MAX {
+                    objects.freed.remove(0);
+                }
+                objects.freed.push(memory);
+            }
             Ok(())
         }
         Some(Kind::Virtual | Kind::Ipc) | None => Err(Cu::INVALID_VALUE),
@@ -307,6 +337,7 @@ fn pointer_attribute(driver: &Driver, name: i32, place: *mut c_void, ptr: u64) -
         2 => write(place, if memory.is_some() { 2_u32 } else { u32::from(host.is_some()) }),
         7 => {
             let id = memory.and_then(|(known, _)| known.buffer.allocation_id().ok().flatten());
+            let id = objects.numbers.get(&start).copied().or(id);
             write(place, id.ok_or(Cu::INVALID_VALUE)?)
         }
         // The driver writes less than a word here, or a whole one: a caller must be ready for both.

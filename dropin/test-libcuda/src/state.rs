@@ -43,6 +43,9 @@ pub(crate) struct Device {
 #[derive(Default)]
 pub(crate) struct Objects {
     pub(crate) memory: BTreeMap<u64, DeviceMemory>,
+    /// What was freed last, to be given out again, and the numbers of what was.
+    pub(crate) freed: Vec<DeviceMemory>,
+    pub(crate) numbers: HashMap<u64, u64>,
     pub(crate) host: BTreeMap<u64, PinnedMem>,
     pub(crate) streams: HashMap<u64, (usize, Arc<Stream>)>,
     /// Handles of destroyed streams, and the numbers of those that there are.

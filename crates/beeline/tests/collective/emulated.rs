@@ -32,6 +32,8 @@ fn with(parts: &[&str], atomics: &str) {
     command.env("BEELINE_TEST_CUDA_DEVICES", DEVICES.to_string());
     command.env("BEELINE_TEST_DEVICES", names.join(","));
     command.env("BEELINE_TEST_CUDA_ATOMICS", atomics);
+    let addresses = matches!(parts, ["straight::" | "processes::"]);
+    command.env("BEELINE_TEST_CUDA_ADDRESSES", if addresses { "1" } else { "0" });
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
