@@ -1,5 +1,7 @@
 //! `beeline explain allreduce --ranks N --bytes B`: algorithm, path of every pair, predicted time.
 
+use std::fs::File;
+use std::io::Read as _;
 use std::path::Path;
 
 use beeline::collective::{Call, Collective, DataType, Settings};
@@ -103,11 +105,17 @@ fn explain(
 fn machine(load: Option<&Path>) -> Result<Machine, Failure> {
     let mut facts = FactsFlags::default();
     if let Some(path) = load {
-        let start = std::fs::read(path).unwrap_or_default();
-        let saved = start.trim_ascii_start().first() == Some(&b'{');
+        let saved = path.is_file() && starts_with_a_brace(path);
         if saved { facts.load = Some(path.to_owned()) } else { facts.files.push(path.to_owned()) }
     }
     doctor::machine(&facts)
+}
+
+/// Whether a file is a saved machine. No pipe is asked: what is read of it is gone.
+fn starts_with_a_brace(path: &Path) -> bool {
+    let mut start = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(4096).read_to_end(&mut start));
+    read.is_ok() && start.trim_ascii_start().first() == Some(&b'{')
 }
 
 /// The ranks on the first GPUs of the machine; on one without so many, links are taken as they were where the

@@ -1,6 +1,6 @@
 //! `beeline bench p2p` between simulated devices.
 
-use super::support::{beeline, command};
+use super::support::{beeline, beeline_with, command};
 
 #[test]
 fn every_ordered_pair_is_measured_and_says_simulated() {
@@ -34,4 +34,14 @@ fn one_device_is_no_path() {
     let run = beeline(&["bench", "p2p", "--devices", "sim:0"]);
     assert_eq!(run.code, Some(2), "{run:?}");
     assert!(run.stderr.contains("--devices"), "{run:?}");
+}
+
+#[test]
+fn more_bytes_than_there_are_numbers_are_refused() {
+    for bytes in ["18446744073709551615", "18446744073709551601"] {
+        let args = ["bench", "p2p", "--devices", "sim:0,sim:1", "--bytes", bytes];
+        let run = beeline_with(&[("BEELINE_SIM_DEVICES", "2")], &args);
+        assert_eq!(run.code, Some(2), "{run:?}");
+        assert!(run.stderr.contains(bytes), "{run:?}");
+    }
 }

@@ -116,3 +116,10 @@ fn a_collective_is_planned_as_the_environment_has_it() {
     assert!(auto["staged_by"].is_null());
     assert_ne!(auto["allowed"][0]["algorithm"], "staged");
 }
+
+/// A record that never ends is not read to its end.
+#[test]
+fn a_record_without_an_end_is_refused() {
+    let run = beeline(&["explain", "allreduce", "--ranks", "2", "--load", "/dev/zero"]);
+    assert_eq!(run.code, Some(2), "{run:?}");
+}

@@ -154,7 +154,8 @@ pub fn measure(
     let until = Until { deadline, cancel };
     until.check()?;
     let path = Path::open(from, to, &Options::default())?;
-    let bytes = bytes.max(16).next_multiple_of(16);
+    let whole = bytes.max(16).checked_next_multiple_of(16);
+    let bytes = whole.ok_or_else(|| Error::refused(format!("{bytes} bytes are too many")))?;
     let (a, b) = (Side::new(from, bytes)?, Side::new(to, bytes)?);
     let mut found = Measured { route: path.route(), figures: Vec::new() };
     if path.route() == Route::Staged {
