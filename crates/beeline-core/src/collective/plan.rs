@@ -114,15 +114,8 @@ pub const fn whole_bytes_max(ranks: u32, lines: bool) -> u64 {
 }
 /// In how many pieces a broadcast of more than two ranks goes, so that what comes before and behind the busiest time of the
 /// root's link and one launch a piece cost the least together (four H200).
-pub const fn pieces_of(bytes: u64) -> u64 {
-    let pieces = (bytes / (2 << 20)).isqrt();
-    if pieces < 1 {
-        1
-    } else if pieces > PIECES_MAX {
-        PIECES_MAX
-    } else {
-        pieces
-    }
+pub fn pieces_of(bytes: u64) -> u64 {
+    (bytes / (2 << 20)).isqrt().clamp(1, PIECES_MAX)
 }
 const PIECES_MAX: u64 = 16;
 
@@ -198,15 +191,13 @@ fn built(call: &Call, n: u32, (part, most): (u64, u64), route: Algorithm) -> Res
         return Err(Reason::with(Code::AlgorithmUnsuited, text));
     }
     let whole = matches!(route, Algorithm::LowLatency | Algorithm::OneShot);
-    let shares = part > whole_bytes_max(n, most > PACKET_ONLY_BYTES_MAX);
-    let scatters = route == Algorithm::ScatterGather;
     if route == Algorithm::CopyEngine {
         return Err(Reason::with(
             Code::AlgorithmUnsuited,
             "kernels push with stores; copies carry large moves that one group has for all ranks",
         ));
     }
-    let shared = scatters || route == Algorithm::TwoShot;
+    let shared = matches!(route, Algorithm::ScatterGather | Algorithm::TwoShot);
     if shared && (n <= 2 || call.kind == Collective::Reduce) {
         let text =
             if n <= 2 { "two ranks have nothing to share" } else { "all inputs go to the root" };
@@ -218,7 +209,8 @@ fn built(call: &Call, n: u32, (part, most): (u64, u64), route: Algorithm) -> Res
     }
     if matches!(call.kind, Collective::AllReduce | Collective::Broadcast) && n > 2 {
         let least = whole_bytes_max(n, most > PACKET_ONLY_BYTES_MAX);
-        if if shares { whole } else { shared } {
+        let unsuited = if part > least { whole } else { shared };
+        if unsuited {
             let text = format!("above {least} bytes {n} ranks share the work, and only there");
             return Err(Reason::with(Code::AlgorithmUnsuited, text));
         }

@@ -4,7 +4,7 @@ use beeline::collective::{Algorithm, Call, Collective, DataType, Place, RedOp, g
 
 use crate::support::*;
 
-const MOVES: [Collective; 9] = [
+pub(crate) const KINDS: [Collective; 9] = [
     Collective::AllReduce,
     Collective::AllGather,
     Collective::ReduceScatter,
@@ -18,7 +18,7 @@ const MOVES: [Collective; 9] = [
 
 fn every_collective(ranks: u32, counts: &[u64]) {
     let job = Job::new(ranks);
-    for kind in MOVES {
+    for kind in KINDS {
         for (turn, count) in counts.iter().enumerate() {
             // Addresses without alignment, too.
             let call = Call::new(kind, *count, DataType::F32).root(turn as u32 % ranks);

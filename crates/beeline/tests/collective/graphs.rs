@@ -9,6 +9,7 @@ use beeline::collective::{
 };
 use beeline::gpu::{Buffer, ForeignStream, Stream};
 
+use crate::data::KINDS;
 use crate::driver::Direct;
 use crate::support::*;
 
@@ -172,18 +173,6 @@ impl Memory {
         (0..).zip(&self.inputs).map(each).collect()
     }
 }
-
-const KINDS: [Collective; 9] = [
-    Collective::AllReduce,
-    Collective::AllGather,
-    Collective::ReduceScatter,
-    Collective::Broadcast,
-    Collective::Reduce,
-    Collective::Gather,
-    Collective::Scatter,
-    Collective::AllToAll,
-    Collective::Barrier,
-];
 
 /// Every collective by every kernel (packets, lines where devices have atomics between them, chunks), in every mode.
 fn every_collective(ranks: u32, counts: &[u64]) {

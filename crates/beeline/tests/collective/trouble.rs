@@ -39,6 +39,15 @@ fn errors(job: &Job, ranks: &[usize]) -> Vec<beeline::Error> {
         .collect()
 }
 
+/// Ranks 0 and 1 make `call`, rank 2 `other`.
+fn two_against_one(call: Call, other: Call) -> Job {
+    let job = short(3);
+    for (rank, call) in [call, call, other].into_iter().enumerate() {
+        make(&job, rank, call).unwrap();
+    }
+    job
+}
+
 /// Different counts, types, operations, roots, kinds and orders: every rank learns who differs, and both calls.
 #[test]
 fn different_calls_are_named() {
@@ -51,11 +60,7 @@ fn different_calls_are_named() {
         Call::new(Collective::Broadcast, 100, DataType::F32).root(1),
     ];
     for other in others {
-        let job = short(3);
-        for rank in [0, 1] {
-            make(&job, rank, call).unwrap();
-        }
-        make(&job, 2, other).unwrap();
+        let job = two_against_one(call, other);
         for (rank, error) in errors(&job, &[0, 1, 2]).iter().enumerate() {
             let text = format!("{error}");
             assert_eq!(error.code(), "collective-mismatch", "{text}");
@@ -75,11 +80,7 @@ fn different_calls_are_named() {
 fn different_large_broadcasts_are_named() {
     let call = Call::new(Collective::Broadcast, 50_001, DataType::F32);
     let other = Call { count: 50_002, ..call };
-    let job = short(3);
-    for rank in [0, 1] {
-        make(&job, rank, call).unwrap();
-    }
-    make(&job, 2, other).unwrap();
+    let job = two_against_one(call, other);
     for (rank, error) in errors(&job, &[0, 1, 2]).iter().enumerate() {
         let text = format!("{error}");
         assert_eq!(error.code(), "collective-mismatch", "{text}");

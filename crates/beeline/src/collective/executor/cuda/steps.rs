@@ -1,7 +1,7 @@
 //! Calls of more than two ranks that go in several launches, so that no rank's link carries the same bytes to each peer.
 
 use beeline_sys::cuda::Stream as Handle;
-use beeline_sys::cuda::collective::{KernelSet, MoveArgs, Part};
+use beeline_sys::cuda::collective::{KernelSet, MoveArgs};
 
 use super::Cuda;
 use super::launch::{Shot, Work, unknown};
@@ -32,13 +32,10 @@ impl Cuda {
         let scatter = Work { output: own, bytes: part, ..work };
         let shot = Shot { send_mask: others, recv_mask: others, stride: part };
         self.shoot(call, &scatter, shot, stream)?;
-        let mut args = Box::new(MoveArgs { comm: self.comm, ..MoveArgs::default() });
-        args.comm.call = work.packed;
+        let mut args = self.parts_of(&work);
         for (place, peer) in args.parts.iter_mut().take(self.ranks as usize).zip(0..) {
-            let recv = work.output + part * peer;
-            let (send_word, recv_word) = (work.word, work.word);
-            *place =
-                Part { send: own, send_bytes: part, recv, recv_bytes: part, send_word, recv_word };
+            (place.send, place.send_bytes) = (own, part);
+            (place.recv, place.recv_bytes) = (work.output + part * peer, part);
         }
         self.launch_moves(&mut args, true, stream, work.held)?;
         if done == work.bytes {
